@@ -1,0 +1,28 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes .venv first when it is missing.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export RAY_USAGE_STATS_ENABLED = 0
+export MLFLOW_DISABLE_TELEMETRY = true
+export HF_HUB_OFFLINE = 1
+
+.PHONY: demo test lint up down ui clean help
+
+help:            ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
+
+$(VENV)/.installed: packages/common/pyproject.toml packages/scale_across/pyproject.toml packages/strat_reasoner/pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --progress-bar off -e packages/common -e packages/scale_across -e packages/strat_reasoner -r requirements-dev.txt
+	@touch $@
+
+.venv: $(VENV)/.installed  ## the virtual environment with all three packages and the development tools
+
+lint: $(VENV)/.installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy packages/common/src packages/scale_across/src packages/strat_reasoner/src experiments
+
+test: $(VENV)/.installed  ## all tests
+	$(BIN)/python -m pytest

@@ -1,0 +1,1 @@
+"""The shared layer: cluster vocabulary, Ray workers at sites, emulated links, MLflow tracking, checkpoints."""

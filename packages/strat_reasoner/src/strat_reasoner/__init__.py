@@ -1,0 +1,1 @@
+"""Strat-Reasoner: reinforcement learning of recursive reasoning in multi-agent games."""
