@@ -106,7 +106,7 @@ def up(spec: ClusterSpec, state_dir: Path, *, dashboard_port: int | None = None)
     try:
         return _await_ready(holder, state_dir)
     except BaseException:
-        _end_processes([holder.pid])
+        end_processes([holder.pid])
         raise
 
 
@@ -138,7 +138,7 @@ def running(state_dir: Path) -> ClusterInfo | None:
         info = ClusterInfo(**json.loads(file.read_text()))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
-    if _is_process(info.holder_pid, info.holder_started_s):
+    if is_process(info.holder_pid, info.holder_started_s):
         return info
     file.unlink(missing_ok=True)
     shutil.rmtree(info.temp_dir, ignore_errors=True)
@@ -150,13 +150,13 @@ def down(state_dir: Path) -> bool:
     info = running(state_dir)
     if info is None:
         return False
-    _end_processes([info.holder_pid])
+    end_processes([info.holder_pid])
     (state_dir / STATE_FILE).unlink(missing_ok=True)
     shutil.rmtree(info.temp_dir, ignore_errors=True)
     return True
 
 
-def _end_processes(roots: list[int]) -> None:
+def end_processes(roots: list[int]) -> None:
     """Terminate process trees: ask the roots first, so that they clean up, then kill whatever is left."""
     family: list[psutil.Process] = []
     for pid in roots:
@@ -171,7 +171,8 @@ def _end_processes(roots: list[int]) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def _is_process(pid: int, started_s: float) -> bool:
+def is_process(pid: int, started_s: float) -> bool:
+    """Whether the process `pid` that began at `started_s` still runs (not one that got its number later)."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - started_s) < 1 and process.status() != psutil.STATUS_ZOMBIE

@@ -124,7 +124,7 @@ def _counted(sites: Sequence[str]) -> list[str]:
     return [f"{run[0]} x{len(run)}" if len(run) > 1 else run[0] for run in runs]
 
 
-# -- transfers of one step ---------------------------------------------------------------------------------------------
+# -- transfers of one step -----------------------------------------------------------------------------------------
 
 
 def trajectories_s(routes: Routes, job: RlJob, rollout: Sequence[str], comparison: str) -> float:
@@ -184,7 +184,7 @@ def price(
     return plan
 
 
-# -- baselines ---------------------------------------------------------------------------------------------------------
+# -- baselines -----------------------------------------------------------------------------------------------------
 
 
 def spread(cluster: ClusterSpec, job: RlJob) -> tuple[tuple[str, ...], tuple[str, ...], str]:

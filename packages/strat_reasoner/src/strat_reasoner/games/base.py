@@ -66,5 +66,11 @@ class Game:
     """(state, seat) → `Decision.prompt`."""
     action_word: Callable[[Any, int, int], str]
     """(state, seat, action) → the move's name, unique among the legal moves of that state."""
+    words: tuple[str, ...]
+    """Every word that `facts` and the moves' names are made of: the game's part of a word-level vocabulary."""
+    intents: tuple[str, ...]
+    """The intents that a player can state, for word-level models and their warm start."""
+    intent: Callable[[Any, int, int], str]
+    """(state, seat, action) → the intent that such a move usually has, one of `intents`."""
     shared_reward: bool = False
     """Cooperative games give every seat the same return."""

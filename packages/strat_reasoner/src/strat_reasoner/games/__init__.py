@@ -1,0 +1,54 @@
+"""The games by name. Adding one: a module here with a `Game`, an entry in `_GAMES`, and a test."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import pyspiel
+
+from common.config import ConfigError
+from strat_reasoner.games.base import Decision, Game, Move, Player
+from strat_reasoner.games.kuhn import KUHN
+
+__all__ = ["Decision", "Game", "Move", "Player", "decision", "get_game", "load", "names"]
+
+_GAMES = {game.name: game for game in (KUHN,)}
+
+
+def names() -> tuple[str, ...]:
+    """Names of all games."""
+    return tuple(_GAMES)
+
+
+def get_game(name: str) -> Game:
+    """The game called `name`.
+
+    Raises:
+        ConfigError: there is none; the text names the nearest.
+    """
+    if name not in _GAMES:
+        near = difflib.get_close_matches(name, _GAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"games are {', '.join(_GAMES)}"
+        raise ConfigError(f"game: {name!r} is unknown; {hint}")
+    return _GAMES[name]
+
+
+def load(game: Game) -> Any:
+    """The OpenSpiel game object (cached by OpenSpiel's own registry; cheap to call)."""
+    return pyspiel.load_game(game.spiel_name)
+
+
+def decision(game: Game, state: Any) -> Decision:
+    """What the player to move in the OpenSpiel state `state` sees."""
+    seat = state.current_player()
+    legal = tuple(state.legal_actions(seat))
+    return Decision(
+        game=game.name,
+        seat=seat,
+        infoset=state.information_state_string(seat),
+        legal=legal,
+        words=tuple(game.action_word(state, seat, action) for action in legal),
+        facts=game.render_facts(state, seat),
+        prompt=game.render_prompt(state, seat),
+    )
