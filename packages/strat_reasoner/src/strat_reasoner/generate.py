@@ -60,7 +60,7 @@ class Sampler:
             for layer in self.model.model.layers
         ]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def sample(
         self,
         prompt_BP: torch.Tensor,

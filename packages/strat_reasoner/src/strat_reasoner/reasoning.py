@@ -3,8 +3,8 @@
 Second-order reasoning after Strat-Reasoner (arXiv 2605.04906): a state summary, then five fields inside `<think>`, then
 the move inside `<answer>`, and nothing after it.
 
-    <think> hold Q facing bet . OppIntent: bluff . OppPred: pass . MyIntent: catch . MyAction: bet . MyPred: end </think>
-    <answer> bet </answer>
+    <think> hold Q facing bet . OppIntent: bluff . OppPred: pass . MyIntent: catch . MyAction: bet . MyPred: end
+    </think> <answer> bet </answer>
 
 This module holds the word-level form: tokens are words separated by spaces, each field is one word.
 """

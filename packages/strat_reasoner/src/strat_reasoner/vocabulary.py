@@ -1,4 +1,4 @@
-"""A closed word-level vocabulary, for models that are made here: one token per word of the template and of the games."""
+"""A closed word-level vocabulary for models that are made here: one token per word of template and games."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def prompt(state: Any, seat: int) -> str:
     moves = ", ".join(f"player {turn % 2}: {'pass' if move == 'p' else 'bet'}" for turn, move in enumerate(history))
     return (
         f"You are player {seat} of 2 in Kuhn poker. The deck has three cards, J < Q < K; each player antes 1 chip and "
-        "gets one card. Players in turn pass or bet 1 chip. After a bet the other player may bet (call) or pass (fold). "
+        "gets one card. Players in turn pass or bet 1 chip. After a bet the other may bet (call) or pass (fold). "
         "If both pass or a bet is called, the higher card takes the pot.\n"
         f"Your card: {card}.\nMoves so far: {moves or 'none'}.\nLegal moves: pass, bet."
     )
