@@ -19,6 +19,18 @@ $(VENV)/.installed: packages/common/pyproject.toml packages/scale_across/pyproje
 
 .venv: $(VENV)/.installed  ## the virtual environment with all three packages and the development tools
 
+demo: $(VENV)/.installed  ## the main job on simulated sites, start to end; ARGS="--set train.seed=3" changes it
+	@$(BIN)/python experiments/session.py demo $(ARGS)
+
+up: $(VENV)/.installed    ## simulated sites and MLflow, left running for `ray job submit`
+	@$(BIN)/python experiments/session.py up $(ARGS)
+
+down: $(VENV)/.installed  ## stop what `make up` started
+	@$(BIN)/python experiments/session.py down
+
+ui: $(VENV)/.installed    ## MLflow's page over all recorded runs
+	@$(BIN)/python experiments/session.py ui $(ARGS)
+
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

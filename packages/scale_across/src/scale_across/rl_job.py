@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -47,7 +47,9 @@ class RlProfile(Config):
     sync_s: float = Field(default=0, ge=0)
     """Loading new weights on a rollout worker."""
     trajectory_bytes: int = Field(ge=0)
-    """Of all rollout workers together."""
+    """From all rollout workers together to the comparison."""
+    shard_bytes: int = Field(ge=0)
+    """From the comparison to all learner ranks together: the samples that enter the loss."""
     parameters: int = Field(ge=0)
     """Trained parameters: gradients and weights travel as fp32."""
 
@@ -107,6 +109,16 @@ class RlPlan:
         """What `common.placement.reserve` takes."""
         return Placement(roles={"learner": self.learner, "rollout": self.rollout, "comparison": (self.comparison,)})
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a YAML or JSON file, predicted times included."""
+        return {
+            "name": self.name,
+            "placement": self.placement.model_dump(mode="json")["roles"],
+            "reduction": self.reduction,
+            "weight_sync": self.weight_sync,
+            "predicted_s": {**asdict(self.step), "total_s": self.step.total_s},
+        }
+
     def describe(self) -> str:
         """One line: role → site x count, and the collectives."""
         roles = (("learner", self.learner), ("rollout", self.rollout), ("comparison", (self.comparison,)))
@@ -136,7 +148,7 @@ def trajectories_s(routes: Routes, job: RlJob, rollout: Sequence[str], compariso
 
 def shards_s(routes: Routes, job: RlJob, comparison: str, learner: Sequence[str]) -> float:
     """The comparison worker sends each learner rank its shard, with advantages."""
-    share = job.profile.trajectory_bytes // len(learner)
+    share = job.profile.shard_bytes // len(learner)
     messages = [Message(0, 0, rank, share) for rank in range(1, len(learner) + 1)]
     return finish_time_s(routes, [comparison, *learner], messages)
 

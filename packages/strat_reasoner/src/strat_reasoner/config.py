@@ -26,11 +26,11 @@ class ModelConfig(Config):
 class WarmstartConfig(Config):
     """Supervised traces from imperfect play, so that the base writes the format and plays moderately."""
 
-    steps: int = Field(default=220, ge=0)
-    batch_games: int = Field(default=48, gt=0)
+    steps: int = Field(default=160, ge=0)
+    batch_games: int = Field(default=32, gt=0)
     """Games per step; each gives a trace for every turn."""
-    learning_rate: float = Field(default=2e-3, gt=0)
-    equilibrium_share: float = Field(default=0.1, ge=0, le=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    equilibrium_share: float = Field(default=0.2, ge=0, le=1)
     """How much of the teacher is the equilibrium; the rest is uniform. Low, to leave something to learn."""
     intent_strength: float = Field(default=0.7, ge=0, le=1)
     """Probability that the action is the one that the stated intent names: makes the text causal for the action."""
@@ -117,7 +117,7 @@ class TrainConfig(Config):
 
     game: str = "kuhn"
     seed: int = Field(default=0, ge=0)
-    steps: int = Field(default=100, ge=0)
+    steps: int = Field(default=40, ge=0)
     model: ModelConfig = ModelConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -203,13 +203,13 @@ def play_matches(game: Game, player: Player, opponent: Player, seat: int, games:
     illegal = 0
     while np.isnan(returns).any():
         waiting: dict[bool, list[int]] = {True: [], False: []}
-        for index in np.flatnonzero(np.isnan(returns)):
+        for index in np.flatnonzero(np.isnan(returns)).tolist():
             state = states[index]
             advance_chance(state, chance[index])
             if state.is_terminal():
                 returns[index] = state.returns()[seat]
             else:
-                waiting[state.current_player() == seat].append(int(index))
+                waiting[state.current_player() == seat].append(index)
         for own, indices in waiting.items():
             if not indices:
                 continue

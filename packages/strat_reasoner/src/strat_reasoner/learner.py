@@ -111,29 +111,32 @@ class Learner:
 
     # -- warm start ----------------------------------------------------------------------------------------------------
 
-    def warm_start(self, steps: int | None = None, on_step: Callable[[int, float], None] | None = None) -> list[float]:
-        """Supervised steps on traces of imperfect play; the result becomes the reference. Returns the loss per step."""
+    def warm_start(self) -> list[float]:
+        """All supervised steps; the result becomes the reference. Returns the loss per step."""
+        losses = self.warm_start_steps(range(self.config.warmstart.steps))
+        self.use_as_reference()
+        return losses
+
+    def warm_start_steps(self, steps: range) -> list[float]:
+        """Supervised steps on traces of imperfect play, as a part of `warmstart.steps`; returns their losses."""
         w = self.config.warmstart
-        total = w.steps if steps is None else steps
-        teacher = Teacher(self.config)
-        self._new_optimizer(w.learning_rate)
+        if steps.start == 0:
+            self.teacher = Teacher(self.config)
+            self._new_optimizer(w.learning_rate)
         losses = []
-        for step in range(total):
-            ramp = min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / total))
+        for step in steps:
+            cosine = 0.5 * (1 + math.cos(math.pi * step / w.steps))
             for group in self.optimizer.param_groups:
-                group["lr"] = w.learning_rate * max(ramp, 0.02)
+                group["lr"] = w.learning_rate * max(0.02, min(1.0, (step + 1) / 20) * cosine)
             rng = numpy_rng(self.config.seed, "traces", self.rank, step)
             games = w.batch_games * (self.rank + 1) // self.world - w.batch_games * self.rank // self.world
-            prompt, answer, mask = trace_batch(teacher, self.vocabulary, games, rng)
+            prompt, answer, mask = trace_batch(self.teacher, self.vocabulary, games, rng)
             self.optimizer.zero_grad(set_to_none=True)
             logprob = answer_logprobs(self.model, prompt, answer, mask, self.vocabulary.pad)
             loss = -logprob.sum() / mask.sum()
             loss.backward()
             self._apply(1.0)
-            losses.append(float(loss))
-            if on_step:
-                on_step(step, losses[-1])
-        self.use_as_reference()
+            losses.append(float(loss.detach()))
         return losses
 
     def use_as_reference(self) -> None:

@@ -91,7 +91,7 @@ def surrogate(
     with torch.no_grad():
         outside_NA = ((ratio_NA - 1).abs() > config.clip).float()
         statistics = {
-            "loss": float(loss),
+            "loss": float(loss.detach()),
             "kl": float((weight_NA * kl_NA).sum()),
             "clip_fraction": float((weight_NA * outside_NA).sum()),
             "entropy": float((weight_NA * -logprob_NA).sum()),

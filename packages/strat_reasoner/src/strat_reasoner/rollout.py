@@ -126,6 +126,20 @@ class RolloutWorker:
         generator = torch_rng(self.config.seed, "rollout", self.rank, step)
         return _Table(self, self.games_of_step(), rng, generator).play()
 
+    def transcripts(self, games: int, seed: int) -> list[str]:
+        """Some self-play games as text: one block per game, one line per turn with all that was written."""
+        table = _Table(self, games, numpy_rng(seed, "transcript chance"), torch_rng(seed, "transcript"))
+        batch = table.play()
+        blocks = []
+        for game in range(games):
+            lines = []
+            for row in np.flatnonzero((batch.game_N == game) & (batch.sample_N == 0)):
+                text = " ".join(self.vocabulary.decode(batch.answer_NA[row].tolist()))
+                lines.append(f"player {batch.seat_N[row]}: {text}")
+            outcome = "cut short" if game in table.loser else f"returns {table.states[game].returns()}"
+            blocks.append("\n".join([*lines, outcome]))
+        return blocks
+
 
 class _Table:
     """The games of one `collect` call while they are being played."""
