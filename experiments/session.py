@@ -1,4 +1,4 @@
-"""What `make demo`, `make up`, `make down` and `make ui` run: simulated sites and MLflow on this machine, and jobs there.
+"""What `make demo`, `make up`, `make down` and `make ui` run: simulated sites and MLflow here, and jobs on them.
 
 python experiments/session.py demo --config experiments/configs/demo.yaml --set train.seed=3
 python experiments/session.py up     # sites and MLflow stay up; prints the `ray job submit` command

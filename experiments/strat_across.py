@@ -35,12 +35,13 @@ from common.placement import reserve
 from common.spec import ClusterSpec
 from common.tracking import Tracker
 from evaluation import Evaluation, evaluate, gains
+from scale_across.cli import exploration_table
 from scale_across.rl_job import RlJob, RlPlan, RlProfile, production
 from scale_across.rl_search import RlExploration, explore_rl
 from strat_reasoner.config import TrainConfig
 from strat_reasoner.ray_roles import Network, RayRoles
 from strat_reasoner.train import StepRecord, train
-from summary import exploration_table, games_table, plans_table
+from summary import games_table, plans_table
 
 EXPERIMENT = "stratacross"
 WARM_CHUNK = 40
@@ -272,7 +273,7 @@ def train_phase(ctx: Context, roles: RayRoles, base: checkpoint.Checkpoint) -> N
 
 def evaluate_phase(ctx: Context, roles: RayRoles, when: str, base: checkpoint.Checkpoint | None) -> Evaluation:
     """Policy table, exact values and played games of the current weights (or of `base`)."""
-    ctx.say(f"[bold]6/6[/] evaluation {when} training")
+    ctx.say(f"[bold]{'5' if when == 'before' else '6'}/6[/] evaluation {when} training")
     if base is not None:
         roles.load_state(base.tensors, base.meta)
     with ctx.tracker.child(f"evaluation/{when}") as run_id:

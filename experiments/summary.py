@@ -9,26 +9,6 @@ from scale_across.rl_search import RlExploration
 from strat_reasoner.evaluate import Interval
 
 
-def exploration_table(found: RlExploration) -> Table:
-    """The winner beside the baselines, with predicted seconds by phase."""
-    proof = "proven optimal" if found.gap == 0 else f"gap {found.gap:.1%}"
-    title = f"Explorer: {found.plans_priced} plans priced, {found.branches_pruned} branches pruned, {proof}"
-    table = Table(title=title, title_justify="left")
-    for column in ("plan", "where and how", "compute s", "network s", "step s", "speedup"):
-        table.add_column(column, justify="left" if column in ("plan", "where and how") else "right", overflow="fold")
-    for plan in (*found.baselines, found.best):
-        step = plan.step
-        table.add_row(
-            plan.name,
-            plan.describe(),
-            f"{step.total_s - step.network_s:.2f}",
-            f"{step.network_s:.2f}",
-            f"{step.total_s:.2f}",
-            f"{found.baselines[0].step.total_s / step.total_s - 1:+.1%}",
-        )
-    return table
-
-
 def plans_table(found: RlExploration, predicted: dict[str, float], measured: dict[str, float]) -> Table:
     """Predicted and measured step times and speedups."""
     table = Table(title="Plans: seconds a step", title_justify="left")

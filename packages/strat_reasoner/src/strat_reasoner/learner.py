@@ -70,24 +70,21 @@ class Learner:
 
     def _accumulate(self, shard: Shard) -> dict[str, float]:
         totals: dict[str, float] = {}
+        temperature, pad = self.config.rollout.temperature, self.vocabulary.pad
         for start in range(0, len(shard), MICROBATCH):
             rows = slice(start, start + MICROBATCH)
-            prompt, answer = (
-                torch.from_numpy(shard.prompt_NP[rows]).long(),
-                torch.from_numpy(shard.answer_NA[rows]).long(),
-            )
-            mask = torch.from_numpy(shard.mask_NA[rows]).float()
-            temperature, pad = self.config.rollout.temperature, self.vocabulary.pad
+            prompt, answer = torch.tensor(shard.prompt_NP[rows]).long(), torch.tensor(shard.answer_NA[rows]).long()
+            mask = torch.tensor(shard.mask_NA[rows]).float()
             with torch.no_grad():
                 reference = answer_logprobs(self.reference, prompt, answer, mask, pad, temperature)
             logprob = answer_logprobs(self.model, prompt, answer, mask, pad, temperature)
             loss, statistics = surrogate(
                 logprob,
-                torch.from_numpy(shard.logprob_NA[rows]),
+                torch.tensor(shard.logprob_NA[rows]),
                 reference,
                 mask,
-                torch.from_numpy(shard.advantage_N[rows]),
-                torch.from_numpy(shard.weight_N[rows]),
+                torch.tensor(shard.advantage_N[rows]),
+                torch.tensor(shard.weight_N[rows]),
                 self.config.objective,
             )
             (loss * self.world).backward()  # the mean over ranks then is the sum over shards

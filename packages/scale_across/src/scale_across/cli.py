@@ -1,0 +1,99 @@
+"""The command line of the Explorer: `scale-across explore cluster.yaml job.yaml`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from common import config
+from common.config import ConfigError
+from common.spec import ClusterSpec
+from scale_across.rl_job import RlJob
+from scale_across.rl_search import RlExploration, explore_rl
+
+app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _commands() -> None:
+    """Chooses placement and communication of a job over several sites together, and proves how good the choice is."""
+
+
+@app.command()
+def explore(
+    cluster_file: Annotated[Path, typer.Argument(help="sites and links; `cluster:` of an experiment's file works too")],
+    job_file: Annotated[Path, typer.Argument(help="an RL job with its profile; `make demo` records one as job.yaml")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value over the cluster file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of the table")] = False,
+    save: Annotated[Path | None, typer.Option("--save", help="write the best plan as YAML")] = None,
+    time_limit_s: Annotated[float, typer.Option("--time-limit", help="seconds; then the best plan so far")] = 30.0,
+) -> None:
+    """Find the fastest placement of a job and compare it with the baselines.
+
+    Example: scale-across explore cluster.yaml job.yaml --set links.0.bandwidth_gbps=10 --save plan.yaml
+    """
+    data = config.read_yaml(cluster_file)
+    data = config.apply_overrides(data.get("cluster", data), overrides or [])
+    cluster = config.validate(ClusterSpec, data, where=str(cluster_file))
+    found = explore_rl(cluster, config.load(job_file, RlJob), time_limit_s=time_limit_s)
+    if save:
+        aside = save.with_name(f".{save.name}.tmp")
+        aside.write_text(yaml.safe_dump(found.best.to_dict(), sort_keys=False))
+        aside.replace(save)
+    if as_json:
+        print(json.dumps(_to_dict(found), indent=1))
+    else:
+        Console().print(exploration_table(found))
+
+
+def exploration_table(found: RlExploration) -> Table:
+    """The winner beside the baselines, with predicted seconds."""
+    proof = "proven optimal" if found.gap == 0 else f"gap {found.gap:.1%}"
+    title = f"Explorer: {found.plans_priced} plans priced, {found.branches_pruned} branches pruned, {proof}"
+    table = Table(title=title, title_justify="left")
+    for column in ("plan", "where and how", "compute s", "network s", "step s", "speedup"):
+        table.add_column(column, justify="left" if column in ("plan", "where and how") else "right", overflow="fold")
+    for plan in (*found.baselines, found.best):
+        step = plan.step
+        table.add_row(
+            plan.name,
+            plan.describe(),
+            f"{step.total_s - step.network_s:.2f}",
+            f"{step.network_s:.2f}",
+            f"{step.total_s:.2f}",
+            f"{found.baselines[0].step.total_s / step.total_s - 1:+.1%}",
+        )
+    return table
+
+
+def _to_dict(found: RlExploration) -> dict[str, object]:
+    return {
+        "best": found.best.to_dict(),
+        "baselines": [plan.to_dict() for plan in found.baselines],
+        "lower_bound_s": found.lower_bound_s,
+        "gap": found.gap,
+        "speedup_over": {plan.name: found.speedup_over(plan) for plan in found.baselines},
+        "plans_priced": found.plans_priced,
+        "branches_pruned": found.branches_pruned,
+        "runtime_s": found.runtime_s,
+    }
+
+
+def main() -> None:
+    """Entry point; a ConfigError becomes one line and exit code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
