@@ -37,8 +37,9 @@ GPU_RESOURCE = "sim_gpu"
 SITE_LABEL = "site"
 SPEC_KEY = b"stratacross:cluster_spec"
 LOOPBACK = "127.0.0.1"
-NODE_ADDRESS = "127.0.0.2"
-"""Loopback too, but by another name: Ray replaces 127.0.0.1 by an outer address of the host."""
+LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Keeps Ray from replacing 127.0.0.1 by an outer address of the host. A process that connects to a simulated cluster
+must have it before it imports ray; jobs inherit it."""
 STATE_FILE = "cluster.json"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -47,6 +48,7 @@ STOP_TIMEOUT_S = 20.0
 NODE_OBJECT_STORE_BYTES = 128 * 2**20
 NODE_MEMORY_BYTES = 4 * 2**30
 QUIET_ENV = {
+    **LOOPBACK_ENV,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # loopback only; set "token" yourself before you bind anything else
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
@@ -202,7 +204,9 @@ def free_port() -> int:
 
 
 def _hold(spec: ClusterSpec, state_dir: Path, dashboard_port: int | None) -> None:
-    """Own the cluster until SIGTERM or SIGINT. Runs as a process of its own."""
+    """Own the cluster until SIGTERM or SIGINT. Runs as a process of its own, and leads a session of its own."""
+    if os.getsid(0) != os.getpid():
+        raise ConfigError("`hold` ends its whole session when it stops; start clusters with `up`")
     stop = False
 
     def on_signal(*_: object) -> None:
@@ -216,6 +220,11 @@ def _hold(spec: ClusterSpec, state_dir: Path, dashboard_port: int | None) -> Non
     temp_dir = tempfile.mkdtemp(prefix="sa-", dir="/tmp")
     os.environ["RAY_TMPDIR"] = os.environ["TMPDIR"] = temp_dir
     Path(temp_dir, "ray").mkdir()  # Ray writes the address there, and does not make the folder
+    reaper = subprocess.Popen(
+        [sys.executable, "-m", "common.cluster", "reap", temp_dir, str(os.getsid(0))],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
     cluster = None
     try:
         cluster, url = _start(spec, temp_dir, dashboard_port)
@@ -237,22 +246,37 @@ def _hold(spec: ClusterSpec, state_dir: Path, dashboard_port: int | None) -> Non
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _end_processes_below()
-        shutil.rmtree(temp_dir, ignore_errors=True)
         (state_dir / STATE_FILE).unlink(missing_ok=True)
+        reaper.communicate()  # its input ends: it ends everything that belongs to the cluster
     os._exit(0 if cluster else 1)  # Ray's exit hooks would wait for the processes that are gone
 
 
-def _end_processes_below() -> None:
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
-    _, alive = psutil.wait_procs(children, timeout=3)
-    for child in [*alive, *psutil.Process().children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(alive, timeout=5)
+def _reap(temp_dir: str, session: int) -> None:
+    """Wait until the holder is gone or lets go, then end all processes of its cluster. Runs as a process of its own.
+
+    Ray's agents outlive a raylet that was killed. They are known by the holder's session; job drivers, which start
+    sessions of their own, by the temporary folder in their environment.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    for _ in range(3):  # a process that was about to start others may have done so
+        family = [process for process in psutil.process_iter() if _belongs(process, temp_dir, session)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=2)
+    shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _belongs(process: psutil.Process, temp_dir: str, session: int) -> bool:
+    """Whether a process of the cluster, but neither the holder nor the reaper."""
+    try:
+        if {"hold", "reap"}.intersection(process.cmdline()):
+            return False
+        return os.getsid(process.pid) == session or process.environ().get("RAY_TMPDIR") == temp_dir
+    except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
 
 
 def _start(spec: ClusterSpec, temp_dir: str, dashboard_port: int | None) -> tuple[Any, str]:
@@ -260,7 +284,7 @@ def _start(spec: ClusterSpec, temp_dir: str, dashboard_port: int | None) -> tupl
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "node_ip_address": NODE_ADDRESS,
+        "node_ip_address": LOOPBACK,
         "object_store_memory": NODE_OBJECT_STORE_BYTES,
         "memory": NODE_MEMORY_BYTES,
         "temp_dir": temp_dir,
@@ -387,6 +411,12 @@ def _status_command(state: StateOption) -> None:
 def _hold_command(spec: Path, state: StateOption, dashboard_port: PortOption = None) -> None:
     """Own the cluster in the foreground; `up` starts this."""
     _hold(config.load(spec, ClusterSpec), state.resolve(), dashboard_port)
+
+
+@app.command("reap", hidden=True)
+def _reap_command(temp_dir: str, session: int) -> None:
+    """End what a holder leaves behind; `hold` starts this."""
+    _reap(temp_dir, session)
 
 
 def main() -> None:
