@@ -204,7 +204,11 @@ def spread(cluster: ClusterSpec, job: RlJob) -> tuple[tuple[str, ...], tuple[str
 
     Workers are dealt to the sites in turn, role by role, skipping full sites: what a scheduler that balances load and
     knows no distances does (Ray's SPREAD), and where the published production order TP, CP, PP, DP ends up.
+
+    Raises:
+        ConfigError: the job has more workers than the cluster has GPUs.
     """
+    check_fits(cluster, job)
     free = {site.name: site.gpus for site in cluster.sites}
     names = list(free)
     turns = itertools.cycle(names)

@@ -55,7 +55,7 @@ def flatten(model: torch.nn.Module) -> torch.Tensor:
 
 
 def unflatten(model: torch.nn.Module, flat: torch.Tensor) -> None:
-    """Write a vector made by `flatten` into the model's parameters.
+    """Copy a vector made by `flatten` into the model's parameters; the vector stays the caller's own.
 
     Raises:
         ValueError: the vector belongs to a model of another size.
@@ -63,8 +63,11 @@ def unflatten(model: torch.nn.Module, flat: torch.Tensor) -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     if flat.numel() != count:
         raise ValueError(f"weights hold {flat.numel()} parameters, the model has {count}")
+    offset = 0
     with torch.no_grad():
-        torch.nn.utils.vector_to_parameters(flat, model.parameters())
+        for parameter in model.parameters():
+            parameter.copy_(flat[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
 
 
 def answer_logprobs(
