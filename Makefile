@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test lint up down ui clean help
+.PHONY: demo test lint up down ui help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
