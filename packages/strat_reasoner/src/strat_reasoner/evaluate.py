@@ -21,7 +21,7 @@ from strat_reasoner.opponents import PolicyTable, decision_states
 from strat_reasoner.rollout import advance_chance
 
 CONFIDENCE = 0.95
-BOOTSTRAPS = 1000
+BOOTSTRAPS = 500
 
 
 @dataclass(frozen=True)

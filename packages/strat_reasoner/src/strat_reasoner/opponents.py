@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,8 +57,12 @@ def legal_counts(game: Game) -> dict[str, int]:
     return {infoset: len(state.legal_actions()) for infoset, state in decision_states(game).items()}
 
 
-def decision_states(game: Game) -> dict[str, Any]:
-    """One OpenSpiel state for each information state, in depth-first order of the tree (small games only)."""
+@functools.cache
+def decision_states(game: Game) -> Mapping[str, Any]:
+    """One OpenSpiel state for each information state, in depth-first order of the tree (small games only).
+
+    The states are shared by all callers: clone one before applying an action to it.
+    """
     found: dict[str, Any] = {}
     stack = [load(game).new_initial_state()]
     while stack:
@@ -66,7 +72,7 @@ def decision_states(game: Game) -> dict[str, Any]:
         if not state.is_chance_node():
             found.setdefault(state.information_state_string(), state)
         stack.extend(state.child(action) for action in reversed(state.legal_actions()))
-    return found
+    return MappingProxyType(found)
 
 
 def equilibrium(game: Game, iterations: int = CFR_ITERATIONS, cache_dir: Path | None = None) -> PolicyTable:
