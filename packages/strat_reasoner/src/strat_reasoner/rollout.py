@@ -175,7 +175,7 @@ class _Table:
         vocabulary = self.worker.vocabulary
         decisions = [decision(self.worker.game, self.states[index]) for index in moving]
         prompts = [vocabulary.prompt(d) for d in decisions for _ in range(m)]
-        prompt_BP = _left_pad(pad_prompts(prompts, vocabulary.pad), vocabulary.pad)
+        prompt_BP = pad_prompts(prompts, vocabulary.pad)
         drawn = self.worker.sampler.sample(
             prompt_BP,
             self.rules.max_answer_tokens,
@@ -184,7 +184,7 @@ class _Table:
             self.rules.top_k,
             self.rules.top_p,
         )
-        self.pieces.append((prompt_BP, drawn.ids_BA, drawn.mask_BA, drawn.logprob_BA))
+        self.pieces.append((_left_pad(prompt_BP, vocabulary.pad), drawn.ids_BA, drawn.mask_BA, drawn.logprob_BA))
         for position, (index, seen) in enumerate(zip(moving, decisions, strict=True)):
             rows = range(position * m, (position + 1) * m)
             parsed = [parse_answer(vocabulary, drawn.ids_BA[row].tolist()) for row in rows]
