@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
 from strat_reasoner.config import RolloutConfig
 from strat_reasoner.games import Decision, Move
@@ -16,6 +15,9 @@ from strat_reasoner.policy import answer_logprobs, pad_prompts
 from strat_reasoner.reasoning import ANSWER, END_ANSWER
 from strat_reasoner.rollout import chosen_action, parse_answer
 from strat_reasoner.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 BATCH = 512
 

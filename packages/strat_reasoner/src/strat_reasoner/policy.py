@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from strat_reasoner.config import ModelConfig
 from strat_reasoner.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 MAX_POSITIONS = 128
 
@@ -32,6 +35,8 @@ def torch_rng(seed: int, role: str, *numbers: int) -> torch.Generator:
 
 def build_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> LlamaForCausalLM:
     """A freshly initialised model; the same seed gives the same weights in every process."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds to import, and not every role has a model
+
     torch.manual_seed(stream(seed, "init"))
     shape = LlamaConfig(
         vocab_size=len(vocabulary),
