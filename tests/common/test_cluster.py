@@ -47,6 +47,14 @@ def test_all_listeners_are_on_loopback(live_cluster: Live) -> None:
     assert [ip for ip in addresses if not (ip.removeprefix("::ffff:").startswith("127.") or ip == "::1")] == []
 
 
+def test_jobs_find_their_own_cluster_by_its_folder(live_cluster: Live) -> None:
+    """The job supervisor looks up `ray_current_cluster` in its node's folder; without one it takes any cluster."""
+    info = cluster.running(live_cluster[1])
+    assert info is not None
+    assert (Path(info.temp_dir) / "ray" / "ray_current_cluster").read_text() == info.address
+    assert list((Path(info.temp_dir) / "ray").glob("session_*"))
+
+
 def test_a_second_start_from_the_same_folder_is_refused(live_cluster: Live) -> None:
     with pytest.raises(ConfigError, match="already runs from here"):
         cluster.up(*live_cluster)

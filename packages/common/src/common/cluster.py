@@ -219,7 +219,7 @@ def _hold(spec: ClusterSpec, state_dir: Path, dashboard_port: int | None) -> Non
     # A short path: Unix socket names are limited to 107 characters.
     temp_dir = tempfile.mkdtemp(prefix="sa-", dir="/tmp")
     os.environ["RAY_TMPDIR"] = os.environ["TMPDIR"] = temp_dir
-    Path(temp_dir, "ray").mkdir()  # Ray writes the address there, and does not make the folder
+    Path(temp_dir, "ray").mkdir()  # Ray does not make it
     reaper = subprocess.Popen(
         [sys.executable, "-m", "common.cluster", "reap", temp_dir, str(os.getsid(0))],
         stdin=subprocess.PIPE,
@@ -287,7 +287,8 @@ def _start(spec: ClusterSpec, temp_dir: str, dashboard_port: int | None) -> tupl
         "node_ip_address": LOOPBACK,
         "object_store_memory": NODE_OBJECT_STORE_BYTES,
         "memory": NODE_MEMORY_BYTES,
-        "temp_dir": temp_dir,
+        # The folder that RAY_TMPDIR leads to as well: jobs look there for their cluster's address, else take any.
+        "temp_dir": str(Path(temp_dir, "ray")),
     }
     cluster = Cluster(
         initialize_head=True,
