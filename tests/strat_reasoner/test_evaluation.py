@@ -1,4 +1,4 @@
-"""Games and evaluation against published values (OpenSpiel 2.0.2; see docs/evaluation.md)."""
+"""Games and evaluation against published values (OpenSpiel 2.0.2)."""
 
 from __future__ import annotations
 
