@@ -28,6 +28,7 @@ OPPONENTS = ("equilibrium", "random", "self")
 class Evaluation:
     """One policy's results; `matches[opponent, seat]` are played games."""
 
+    game: str
     table: EstimatedTable
     exploitability: Interval
     equilibrium_value: Interval
@@ -42,13 +43,13 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Names and values for MLflow."""
         values = {
-            "exploitability/kuhn": self.exploitability.value,
-            "equilibrium_value/kuhn": self.equilibrium_value.value,
-            "illegal_rate/kuhn": self.table.illegal_rate,
+            f"exploitability/{self.game}": self.exploitability.value,
+            f"equilibrium_value/{self.game}": self.equilibrium_value.value,
+            f"illegal_rate/{self.game}": self.table.illegal_rate,
         }
         for (opponent, seat), match in self.matches.items():
-            values[f"win_rate/kuhn/{opponent}/seat{seat}"] = match.win_rate.value
-            values[f"return/kuhn/{opponent}/seat{seat}"] = float(match.returns.mean())
+            values[f"win_rate/{self.game}/{opponent}/seat{seat}"] = match.win_rate.value
+            values[f"return/{self.game}/{opponent}/seat{seat}"] = float(match.returns.mean())
         return values
 
 
@@ -68,6 +69,7 @@ def evaluate(roles: RayRoles, train: TrainConfig, samples: int, games: int) -> E
             matches[opponent, seat] = _play(roles, players[opponent], seat, games, train.seed)
     rng = numpy_rng(train.seed, "bootstrap")
     return Evaluation(
+        game=game.name,
         table=table,
         exploitability=bootstrap(lambda t: exploitability(game, t), table, rng),
         equilibrium_value=bootstrap(lambda t: mean_value(train, t, solved), table, rng),

@@ -28,7 +28,7 @@ def plans_table(found: RlExploration, predicted: dict[str, float], measured: dic
 
 def games_table(before: Evaluation, after: Evaluation, change: dict[str, Interval]) -> Table:
     """Before, after and gain; brackets are 95 % intervals."""
-    table = Table(title="Kuhn poker: before and after training, [95 % intervals]", title_justify="left")
+    table = Table(title=f"{before.game}: before and after training, [95 % intervals]", title_justify="left")
     for column in ("measure", "before", "after", "gain"):
         table.add_column(column)
     table.add_row(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.messages import Broadcast, Reduction, Routes
@@ -61,11 +61,8 @@ def explore_rl(
     job: RlJob,
     *,
     time_limit_s: float = 30.0,
-    on_progress: Callable[[float, float], None] | None = None,
 ) -> RlExploration:
     """Search every placement and every pair of collectives; deterministic, and anytime within `time_limit_s`.
-
-    `on_progress(incumbent_s, bound_s)` is called after each learner placement.
 
     Raises:
         ConfigError: the job has more workers than the cluster has GPUs.
@@ -85,8 +82,6 @@ def explore_rl(
         if time.monotonic() - started > time_limit_s:
             break
         search.expand(branch)
-        if on_progress:
-            on_progress(search.best.step.total_s, bound_s)
     else:
         bound_s = search.best.step.total_s
     return RlExploration(
