@@ -107,6 +107,17 @@ def test_out_of_time_the_bound_still_holds() -> None:
     assert cut_short.gap > 0
 
 
+def test_a_space_too_large_to_finish_ends_in_time_with_a_plan_and_a_bound() -> None:
+    """64 ranks and 64 rollout workers over five sites: hundreds of millions of placements, cut short at once."""
+    sites = tuple(Site(name=f"s{i}", gpus=40) for i in range(5))
+    links = tuple(
+        Link(between=(a.name, b.name), bandwidth_gbps=1, latency_us=1000) for a, b in itertools.combinations(sites, 2)
+    )
+    found = explore_rl(ClusterSpec(sites=sites, links=links), job(64, 64), time_limit_s=0.5)
+    assert 0 < found.lower_bound_s <= found.best.step.total_s
+    assert found.best.placement.shortages(ClusterSpec(sites=sites, links=links)) == []
+
+
 def test_placements_are_all_compositions_within_capacity() -> None:
     assert set(placements({"a": 2, "b": 1}, 2)) == {("a", "a"), ("a", "b")}
     assert set(ordered_placements({"a": 2, "b": 1}, 2)) == {("a", "a"), ("a", "b"), ("b", "a")}
@@ -136,6 +147,8 @@ def test_the_command_explores_files_and_reports_faults_in_one_line(tmp_path: Pat
     assert result["gap"] == 0
     saved = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert saved["placement"] == result["best"]["placement"]
+    unwritable = CliRunner().invoke(app, ["explore", *files, "--save", str(tmp_path / "no" / "plan.yaml")])
+    assert "cannot be written" in str(unwritable.exception)
     broken = CliRunner().invoke(app, ["explore", *files, "--set", "sites.0.gpus=0"])
     assert isinstance(broken.exception, ConfigError)
     assert "sites.0.gpus" in str(broken.exception)

@@ -252,6 +252,8 @@ def test_the_command_trains_resumes_and_refuses_another_configuration(tmp_path: 
     [
         ({"game": "khun"}, "did you mean 'kuhn'"),
         ({"advantage": {"estimator": "ppo"}}, "there are strat_reasoner, marshal"),
+        ({"model": {"hidden": 100, "heads": 6}}, "must be a multiple of 2 * heads"),
+        ({"rollout": {"max_answer_tokens": 500}}, "rollout.max_answer_tokens"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature"),
         ({"rollout": {"temprature": 1}}, "did you mean 'temperature'"),
     ],

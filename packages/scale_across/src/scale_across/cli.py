@@ -44,13 +44,22 @@ def explore(
     cluster = config.validate(ClusterSpec, data, where=str(cluster_file))
     found = explore_rl(cluster, config.load(job_file, RlJob), time_limit_s=time_limit_s)
     if save:
-        aside = save.with_name(f".{save.name}.tmp")
-        aside.write_text(yaml.safe_dump(found.best.to_dict(), sort_keys=False))
-        aside.replace(save)
+        _save(save, yaml.safe_dump(found.best.to_dict(), sort_keys=False))
     if as_json:
         print(json.dumps(_to_dict(found), indent=1))
     else:
         Console().print(exploration_table(found))
+
+
+def _save(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"--save {path}: cannot be written ({error.strerror}); name a file in a folder of yours"
+        ) from None
 
 
 def exploration_table(found: RlExploration) -> Table:

@@ -71,19 +71,8 @@ def explore_rl(
     started = time.monotonic()
     routes = Routes(cluster)
     baselines = (production(routes, job), hierarchical(routes, job))
-    search = _Search(routes, job, min(baselines, key=lambda plan: plan.step.total_s))
-    branches = search.learner_branches()
-    bound_s = search.best.step.total_s
-    for position, branch in enumerate(branches):
-        bound_s = min(branch.bound_s, search.best.step.total_s)
-        if branch.bound_s >= search.best.step.total_s:
-            search.pruned += len(branches) - position
-            break
-        if time.monotonic() - started > time_limit_s:
-            break
-        search.expand(branch)
-    else:
-        bound_s = search.best.step.total_s
+    search = _Search(routes, job, min(baselines, key=lambda plan: plan.step.total_s), started + time_limit_s)
+    bound_s = search.run()
     return RlExploration(
         best=search.best,
         baselines=baselines,
@@ -104,8 +93,8 @@ class _LearnerBranch:
 class _Search:
     """The incumbent and its counters; the space is walked learner first, because its transfers weigh most."""
 
-    def __init__(self, routes: Routes, job: RlJob, incumbent: RlPlan) -> None:
-        self.routes, self.job, self.best = routes, job, incumbent
+    def __init__(self, routes: Routes, job: RlJob, incumbent: RlPlan, deadline_s: float) -> None:
+        self.routes, self.job, self.best, self.deadline_s = routes, job, incumbent, deadline_s
         self.priced = self.pruned = 0
         profile = job.profile
         self.compute_s = profile.rollout_s + profile.comparison_s + profile.learner_s + profile.sync_s
@@ -113,18 +102,37 @@ class _Search:
         self._sync_s: dict[tuple[str, tuple[str, ...]], tuple[float, Broadcast]] = {}
         self._trajectories_s: dict[tuple[tuple[str, ...], str], float] = {}
 
-    def learner_branches(self) -> list[_LearnerBranch]:
-        """All learner placements with their cheaper reduction, cheapest bound first (ties: the order of the sites)."""
+    def run(self) -> float:
+        """Search until the optimum is proven or the time is over; returns the proven lower bound in seconds."""
+        branches, complete = self.learner_branches()
+        for position, branch in enumerate(branches):
+            if branch.bound_s >= self.best.step.total_s:
+                self.pruned += len(branches) - position
+                break
+            if not self.expand(branch):
+                return branch.bound_s if complete else self.compute_s
+        return self.best.step.total_s if complete else min(self.compute_s, self.best.step.total_s)
+
+    def learner_branches(self) -> tuple[list[_LearnerBranch], bool]:
+        """Learner placements with their cheaper reduction, cheapest bound first (ties: fewest sites, then their order).
+
+        The second value tells whether these are all; half of the time is kept for expanding them.
+        """
         branches = []
+        halfway_s = (time.monotonic() + self.deadline_s) / 2
+        complete = True
         for learner in ordered_placements(self.capacity, self.job.learner_ranks):
             cost_s, reduction = min(
                 ((gradients_s(self.routes, self.job, learner, kind), kind) for kind in REDUCTIONS), key=lambda c: c[0]
             )
             branches.append(_LearnerBranch(self.compute_s + cost_s, learner, reduction))
-        return sorted(branches, key=lambda branch: branch.bound_s)
+            if time.monotonic() > halfway_s:
+                complete = False
+                break
+        return sorted(branches, key=lambda branch: branch.bound_s), complete
 
-    def expand(self, branch: _LearnerBranch) -> None:
-        """Try every comparison site and rollout placement beside one learner placement."""
+    def expand(self, branch: _LearnerBranch) -> bool:
+        """Try every comparison site and rollout placement beside one learner placement; False when time is over."""
         free = dict(self.capacity)
         for site in branch.learner:
             free[site] -= 1
@@ -135,7 +143,10 @@ class _Search:
                 continue
             left = free | {comparison: free[comparison] - 1}
             for rollout in placements(left, self.job.rollout_workers):
+                if time.monotonic() > self.deadline_s:
+                    return False
                 self._try(branch, comparison, rollout, bound_s)
+        return True
 
     def _try(self, branch: _LearnerBranch, comparison: str, rollout: tuple[str, ...], bound_s: float) -> None:
         total_s = bound_s + self._trajectories(rollout, comparison)
@@ -166,27 +177,29 @@ class _Search:
 
 
 def placements(capacity: dict[str, int], workers: int) -> Iterator[tuple[str, ...]]:
-    """Every way to give `workers` equal workers to sites of the given free GPUs, grouped by site in the sites' order.
+    """Every way to give `workers` equal workers to sites of the given free GPUs, grouped by site, fewest sites first.
 
     Which of two equal workers sits where does not matter, so these are the compositions of `workers`, not all words.
     """
-    sites = list(capacity)
-
-    def fill(index: int, left: int) -> Iterator[tuple[str, ...]]:
-        if index == len(sites) - 1:
-            if left <= capacity[sites[index]]:
-                yield (sites[index],) * left
-            return
-        for here in range(min(left, capacity[sites[index]]), -1, -1):
-            for rest in fill(index + 1, left - here):
-                yield (sites[index],) * here + rest
-
-    yield from fill(0, workers)
+    for used in range(1, len(capacity) + 1):
+        for sites in itertools.combinations(capacity, used):
+            yield from _shared_out(sites, capacity, workers)
 
 
 def ordered_placements(capacity: dict[str, int], workers: int) -> Iterator[tuple[str, ...]]:
     """Like `placements`, in every order of the used sites: a ring visits them in it, and the first site leads."""
-    for placement in placements(capacity, workers):
-        counts = {site: placement.count(site) for site in dict.fromkeys(placement)}
-        for order in itertools.permutations(counts):
-            yield tuple(site for site in order for _ in range(counts[site]))
+    for used in range(1, len(capacity) + 1):
+        for sites in itertools.permutations(capacity, used):
+            yield from _shared_out(sites, capacity, workers)
+
+
+def _shared_out(sites: tuple[str, ...], capacity: dict[str, int], workers: int) -> Iterator[tuple[str, ...]]:
+    """Every way to give `workers` to exactly these sites, at least one each, within their capacity."""
+    first, rest = sites[0], sites[1:]
+    if not rest:
+        if 1 <= workers <= capacity[first]:
+            yield (first,) * workers
+        return
+    for here in range(min(workers - len(rest), capacity[first]), 0, -1):
+        for others in _shared_out(rest, capacity, workers - here):
+            yield (first,) * here + others

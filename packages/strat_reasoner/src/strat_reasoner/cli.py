@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,8 +133,12 @@ def _progress() -> Progress:
 
 def main() -> None:
     """Entry point; a ConfigError becomes one line and exit code 2, Ctrl-C keeps the last checkpoint."""
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         app()
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror}; give another --output", file=sys.stderr)
+        raise SystemExit(2) from None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.config import Config
 from strat_reasoner.games import get_game
@@ -21,6 +21,14 @@ class ModelConfig(Config):
     layers: int = Field(default=2, gt=0, le=64)
     heads: int = Field(default=6, gt=0)
     ffn: int = Field(default=640, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelConfig:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(
+                f"hidden {self.hidden} must be a multiple of 2 * heads ({2 * self.heads}): heads have an even width"
+            )
+        return self
 
 
 class WarmstartConfig(Config):
@@ -52,7 +60,7 @@ class RolloutConfig(Config):
     top_k: int = Field(default=0, ge=0)
     """0: all tokens."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    max_answer_tokens: int = Field(default=32, gt=8)
+    max_answer_tokens: int = Field(default=32, gt=8, le=112)
     format_reward: float = 0.05
     """Per well-formed turn (the paper's value)."""
     invalid_reward: float = -2.0
