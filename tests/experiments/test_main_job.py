@@ -108,7 +108,7 @@ def test_an_interrupt_stops_the_job_and_leaves_nothing_running(tmp_path: Path) -
     demo = subprocess.Popen([*command, "--run-dir", str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None
     for line in demo.stdout:
-        if "production placement" in line:  # the job runs and starts its workers
+        if "ray job submit" in line:  # the job has been accepted
             break
     demo.send_signal(signal.SIGINT)
     rest = demo.stdout.read()
