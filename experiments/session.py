@@ -83,8 +83,8 @@ def submit(info: ClusterInfo, arguments: list[str]) -> int:
     client = JobSubmissionClient(info.dashboard_url)
     entrypoint = shlex.join(["python", MAIN_JOB, *arguments])
     job = client.submit_job(entrypoint=entrypoint, runtime_env={"working_dir": str(ROOT), "excludes": EXCLUDES})
-    console.print(f"ray job submit --address {info.dashboard_url} --working-dir . -- {entrypoint}\n")
     try:
+        console.print(f"ray job submit --address {info.dashboard_url} --working-dir . -- {entrypoint}\n")
         asyncio.run(_follow(client, job))
     except KeyboardInterrupt:
         client.stop_job(job)
