@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -59,17 +60,23 @@ def sites(spec: ClusterSpec, run_dir: Path, state: str, port: int | None = None)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def start(spec: ClusterSpec, run_dir: Path, state: str, port: int | None = None) -> ClusterInfo:
+def start(spec: ClusterSpec, run_dir: Path, state: str, dashboard_port: int | None = None) -> ClusterInfo:
     """Start MLflow and the sites; jobs inherit where MLflow is and where outputs go."""
     began = time.monotonic()
     os.environ.pop("RAY_ADDRESS", None)  # never the wrong cluster
-    server = tracking.start_server(run_dir / "mlflow")
-    os.environ["MLFLOW_TRACKING_URI"] = server.url
+    store = run_dir / "mlflow"
+    present = tracking.running_server(store)
+    port = None if present else cluster.free_port()
+    url = present.url if present else f"http://{cluster.LOOPBACK}:{port}"
+    os.environ["MLFLOW_TRACKING_URI"] = url
     os.environ["STRATACROSS_OUTPUT"] = str(run_dir / "outputs")
     os.environ["STRATACROSS_COMMIT"] = _commit()
-    info = cluster.up(spec, run_dir / state, dashboard_port=port)
+    with ThreadPoolExecutor(1) as pool:  # both take long to start, and neither needs the other
+        server = pool.submit(tracking.start_server, store, port)
+        info = cluster.up(spec, run_dir / state, dashboard_port=dashboard_port)
+        server.result()
     names = ", ".join(f"{site.name} ({site.gpus} GPUs)" for site in spec.sites)
-    console.print(f"simulated sites {names} and MLflow at {server.url} up in {time.monotonic() - began:.0f} s")
+    console.print(f"simulated sites {names} and MLflow at {url} up in {time.monotonic() - began:.0f} s")
     return info
 
 
