@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -17,7 +17,7 @@ from common.messages import Routes
 from common.spec import ClusterSpec, Link, Site
 from scale_across.cli import app
 from scale_across.rl_job import BROADCASTS, REDUCTIONS, RlJob, RlProfile, price, production
-from scale_across.rl_search import explore_rl, ordered_placements, placements
+from scale_across.rl_search import explore_rl, ordered_placements
 
 PROFILE = RlProfile(
     rollout_s=1.0,
@@ -119,9 +119,8 @@ def test_a_space_too_large_to_finish_ends_in_time_with_a_plan_and_a_bound() -> N
 
 
 def test_placements_are_all_compositions_within_capacity() -> None:
-    assert set(placements({"a": 2, "b": 1}, 2)) == {("a", "a"), ("a", "b")}
     assert set(ordered_placements({"a": 2, "b": 1}, 2)) == {("a", "a"), ("a", "b"), ("b", "a")}
-    assert list(placements({"a": 1, "b": 1}, 3)) == []
+    assert list(ordered_placements({"a": 1, "b": 1}, 3)) == []
 
 
 def test_a_job_larger_than_the_cluster_says_what_is_short() -> None:

@@ -7,6 +7,9 @@ The step time is a sum of phases, each set by a part of the plan:
 So a partial plan's sum plus the compute phases is a lower bound of every completion (transfers are never negative).
 Partial plans are expanded in order of that bound, and a branch whose bound reaches the incumbent is dropped. What
 remains when the search ends is optimal over the stated space, and the bound equals the plan's time.
+
+The space: every count of workers per site for each role, ranks of a site consecutive, the sites in every order. Order
+matters to a ring, to the relay of weights, and wherever messages of two sites queue on one link of their routes.
 """
 
 from __future__ import annotations
@@ -142,7 +145,7 @@ class _Search:
                 self.pruned += 1
                 continue
             left = free | {comparison: free[comparison] - 1}
-            for rollout in placements(left, self.job.rollout_workers):
+            for rollout in ordered_placements(left, self.job.rollout_workers):
                 if time.monotonic() > self.deadline_s:
                     return False
                 self._try(branch, comparison, rollout, bound_s)
@@ -176,18 +179,11 @@ class _Search:
         return self._sync_s[key]
 
 
-def placements(capacity: dict[str, int], workers: int) -> Iterator[tuple[str, ...]]:
-    """Every way to give `workers` equal workers to sites of the given free GPUs, grouped by site, fewest sites first.
-
-    Which of two equal workers sits where does not matter, so these are the compositions of `workers`, not all words.
-    """
-    for used in range(1, len(capacity) + 1):
-        for sites in itertools.combinations(capacity, used):
-            yield from _shared_out(sites, capacity, workers)
-
-
 def ordered_placements(capacity: dict[str, int], workers: int) -> Iterator[tuple[str, ...]]:
-    """Like `placements`, in every order of the used sites: a ring visits them in it, and the first site leads."""
+    """Every way to give `workers` to sites of the given free GPUs, grouped by site, the used sites in every order.
+
+    Fewest sites first. A ring visits the sites in their order, and the first one leads.
+    """
     for used in range(1, len(capacity) + 1):
         for sites in itertools.permutations(capacity, used):
             yield from _shared_out(sites, capacity, workers)
