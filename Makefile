@@ -37,4 +37,4 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/mypy packages/common/src packages/scale_across/src packages/strat_reasoner/src experiments
 
 test: $(VENV)/.installed  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -76,22 +76,27 @@ def brute_force_s(cluster: ClusterSpec, wanted: RlJob) -> float:
     return best_s
 
 
-CLUSTERS = st.builds(
-    lambda gpus, gbps, latency: ClusterSpec(
+def triangle(gpus: list[int], gbps: list[float], latency_us: list[float]) -> ClusterSpec:
+    return ClusterSpec(
         sites=tuple(Site(name=f"s{i}", gpus=n) for i, n in enumerate(gpus)),
         links=tuple(
-            Link(between=(f"s{i}", f"s{j}"), bandwidth_gbps=gbps[k], latency_us=latency[k])
+            Link(between=(f"s{i}", f"s{j}"), bandwidth_gbps=gbps[k], latency_us=latency_us[k])
             for k, (i, j) in enumerate(itertools.combinations(range(3), 2))
         ),
-    ),
+    )
+
+
+CLUSTERS = st.builds(
+    triangle,
     st.lists(st.integers(1, 4), min_size=3, max_size=3).filter(lambda gpus: sum(gpus) >= 5),
     st.lists(st.floats(0.01, 10), min_size=3, max_size=3),
     st.lists(st.floats(0, 50_000), min_size=3, max_size=3),
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(CLUSTERS)
+@example(triangle([1, 1, 3], [1.0, 1.0, 3.0], [0.0, 2.0, 1.0]))  # the order of equal rollout workers matters here
 def test_the_search_finds_the_optimum_of_brute_force_and_proves_it(cluster: ClusterSpec) -> None:
     found = explore_rl(cluster, job())
     assert found.best.step.total_s == pytest.approx(brute_force_s(cluster, job()), rel=1e-9)
