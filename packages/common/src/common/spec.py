@@ -12,8 +12,26 @@ from pydantic import Field, field_validator, model_validator
 from common.config import Config
 
 
+class TierSpec(Config):
+    """One level of a site's network: domains of `gpus` accelerators, and how those meet that share a domain."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    gpus: int | None = Field(default=None, gt=0)
+    """GPUs in one domain. Missing: the innermost tier takes the site's node, the outermost the whole site."""
+    bandwidth_gbps: float | None = Field(default=None, gt=0)
+    """Of one GPU's port, per direction. Missing: the accelerator's fabric (innermost tier) or network port."""
+    oversubscription: float = Field(default=1.0, ge=1)
+    """Ports below over capacity up into this tier: 2.8 means that all GPUs together get 1/2.8 of their ports."""
+    latency_us: float | None = Field(default=None, ge=0)
+    """One way, between two GPUs that meet at this tier. Missing: `latency_factor` times the accelerator's."""
+    latency_factor: float = Field(default=1.0, gt=0)
+
+
 class Site(Config):
-    """One data-centre site: `gpus` accelerators of one kind in nodes of `gpus_per_node`."""
+    """One data-centre site: `gpus` accelerators of one kind in nodes of `gpus_per_node`.
+
+    A hall with two kinds of accelerators is two sites with a fast link.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     gpus: int = Field(gt=0)
@@ -21,6 +39,18 @@ class Site(Config):
     gpus_per_node: int = Field(default=8, gt=0)
     region: str = ""
     """Sites of one region are near each other; the hierarchical baseline groups by it."""
+    network: str = ""
+    """The tiers inside the site by name (`meta`, `llama3-pods`) or a YAML file; see docs/networks.md."""
+    tiers: tuple[TierSpec, ...] = ()
+    """The tiers inside the site, innermost first, instead of `network`. Neither: nodes in one flat network."""
+    uplink_gbps: float | None = Field(default=None, gt=0)
+    """What all links of the site carry together, per direction; missing: as much as they can."""
+
+    @model_validator(mode="after")
+    def _one_network(self) -> Site:
+        if self.network and self.tiers:
+            raise ValueError(f"site {self.name!r} has both network {self.network!r} and tiers; keep one of them")
+        return self
 
 
 class Link(Config):
