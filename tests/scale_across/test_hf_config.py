@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from common.config import ConfigError
 from scale_across.hf_config import NESTED, from_hf_config
 from scale_across.hf_families import FAMILIES
 from scale_across.model import ModelShape, Moe
+from scale_across.model_presets import load_model
 
+MODELS = Path(str(files("scale_across"))) / "data" / "models"
 ODD = {
     "hidden_size": 96,
     "num_hidden_layers": 3,
@@ -47,14 +50,11 @@ CASES: dict[str, dict[str, Any]] = {
     "llama, defaults": {"model_type": "llama", **ODD},
     "llama, biases": {"model_type": "llama", **ODD, **GQA, "attention_bias": True, "mlp_bias": True, "head_dim": 20},
     "llama 3.1 70B": {"model_type": "llama", **wide(8192, 28672, 64, 8, 128256)},
-    "llama 3.2 1B": {"model_type": "llama", **wide(2048, 8192, 32, 8, 128256, tie_word_embeddings=True, head_dim=64)},
     "mistral": {"model_type": "mistral", **ODD, **GQA},
     "mistral nemo": {"model_type": "mistral", **wide(5120, 14336, 32, 8, 131072, head_dim=128)},
     "mixtral": {"model_type": "mixtral", **ODD, **GQA, "num_local_experts": 3, "num_experts_per_tok": 2},
-    "mixtral 8x22B": {"model_type": "mixtral", **wide(6144, 16384, 48, 8, 32768, **EXPERTS, num_local_experts=8)},
     "qwen2": {"model_type": "qwen2", **ODD, **GQA, "tie_word_embeddings": True},
     "qwen2, kv heads null": {"model_type": "qwen2", **ODD, "num_key_value_heads": None},
-    "qwen2.5 72B": {"model_type": "qwen2", **wide(8192, 29568, 64, 8, 152064)},
     "qwen3, head_dim missing": {"model_type": "qwen3", **ODD, **GQA},
     "qwen3, bias": {"model_type": "qwen3", **ODD, **GQA, "head_dim": 10, "attention_bias": True},
     "qwen2 moe, shared default": {
@@ -74,8 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek v2 lite": {"model_type": "deepseek_v2", **MLA, "q_lora_rank": None},
     "deepseek v3": {"model_type": "deepseek_v3", **MLA, "q_lora_rank": 40, "attention_bias": True, "topk_group": 1},
     "deepseek v3, widths by default": {
-        **{"model_type": "deepseek_v3", **wide(7168, 18432, 128, 128, 129280, num_hidden_layers=4)},
-        **{"num_experts_per_tok": 8, "n_routed_experts": 256, "moe_intermediate_size": 2048},
+        **{"model_type": "deepseek_v3", **ODD, **EXPERTS, "n_routed_experts": 4, "num_hidden_layers": 4},
     },
     "llama 4 text, interleaved": {"model_type": "llama4_text", **LLAMA4, **GQA, "interleave_moe_layer_step": 2},
     "llama 4 nested": {
@@ -108,6 +107,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+FULL_DEPTH = [
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "gemma-2-9b",
+    "gemma-3-27b",
+    "gpt-3-175b",
+    "gpt-neox-20b",
+    "gpt-oss-120b",
+    "llama-3.2-3b",
+    "llama-4-maverick",
+    "mixtral-8x22b",
+    "nemotron-4-340b",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+]
+
+
 def transformers_count(config: dict[str, Any]) -> int:
     """Parameters of the language model as transformers builds it, on the meta device."""
     import torch
@@ -118,6 +134,11 @@ def transformers_count(config: dict[str, Any]) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(built.get_text_config())
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", FULL_DEPTH)
+def test_presets_equal_transformers_at_full_depth(name: str) -> None:
+    assert load_model(name).parameters == transformers_count(json.loads((MODELS / f"{name}.json").read_text()))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -110,30 +110,20 @@ def test_pairs_by_enumeration(attention: Attention, full: int, causal: int) -> N
 @given(models, st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))
 def test_tensor_and_expert_shards_sum_to_the_layer(model: ModelShape, tp: int, ep: int) -> None:
     for layer, _ in model.kinds():
-        whole = layer_parameters(model.hidden, layer)
-        ranks = tp * ep
-        sharded, flops = 0, 0
-        for p in projections(model.hidden, layer):
-            part = p.shard(tp)
-            copies = p.copies // ep if p.routed else p.copies
-            weights = copies * part.inner * part.outer
-            if p.routed:  # experts differ over EP, their slices over TP
-                sharded += weights * ranks
-                assert weights * ranks == p.copies * p.inner * p.outer
-            elif p.split != "replicated":
-                sharded += weights * tp
-            whole_flops = p.flops_per_token
-            flops += whole_flops if p.split == "replicated" else part.flops_per_token * tp
-        assert flops == sum(p.flops_per_token for p in projections(model.hidden, layer))
-        unsharded = whole.total - sharded
-        biases_and_norms = sum(
-            p.copies * (p.outer if p.bias else 0) + (p.inner * p.outer if p.split == "replicated" else 0)
-            for p in projections(model.hidden, layer)
-        )
-        a = layer.attention
-        extra = layer.norms * model.hidden * (1 + layer.norm_bias) + a.q_lora_rank + a.kv_lora_rank
-        extra += (2 * a.head_dim if a.qk_norm else 0) + (a.heads if a.sinks else 0)
-        assert unsharded == biases_and_norms + extra
+        parts = projections(model.hidden, layer)
+        for whole in parts:
+            shard = whole.shard(tp)
+            cuts = 1 if whole.split == "replicated" else tp
+            on_rank = (whole.copies // ep if whole.routed else whole.copies) * shard.inner * shard.outer
+            ranks = cuts * ep if whole.routed else cuts
+            assert on_rank * ranks == whole.copies * whole.inner * whole.outer
+            assert shard.flops_per_token * cuts == whole.flops_per_token
+        counts, a = layer_parameters(model.hidden, layer), layer.attention
+        beside = layer.norms * model.hidden * (1 + layer.norm_bias) + a.q_lora_rank + a.kv_lora_rank
+        beside += (2 * a.head_dim if a.qk_norm else 0) + (a.heads if a.sinks else 0)
+        assert counts.total == sum(p.parameters for p in parts) + beside
+        assert counts.tensor % tp == 0
+        assert counts.expert % ep == 0
 
 
 @few

@@ -266,6 +266,8 @@ def test_unusable_places(tmp_path: Path) -> None:
         topology.route("a", "x")
     with pytest.raises(ConfigError, match="GPU 8 of site 'a': it has GPUs 0 to 7"):
         topology.between_gpus(("a", 0), ("a", 8))
+    with pytest.raises(ConfigError, match="flows 0: must be at least 1"):
+        topology.between_sites("a", "b", flows=0)
     with pytest.raises(ConfigError, match="cluster 'mars': unknown; shipped are cloud-regions"):
         load_cluster("mars")
     path = tmp_path / "mine.yaml"

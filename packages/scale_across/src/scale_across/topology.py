@@ -91,15 +91,14 @@ class Topology:
         Raises:
             ConfigError: no such site.
         """
-        for name in (source, target):
-            if name not in self.sites:
-                raise ConfigError(f"site {name!r}: unknown; sites are {', '.join(self.sites)}")
+        self._check(source, target)
         if (source, target) not in self._routes:
             self._routes[source, target] = _best_route(self.sites, source, target)
         return self._routes[source, target]
 
     def between_sites(self, source: str, target: str, flows: int | None = None) -> PathCost:
         """One of `flows` equal flows between GPUs of two sites; None: every GPU of the smaller one has a flow."""
+        _check_flows(flows)
         route = self.route(source, target)
         if source == target:
             return self._within(source, len(self.tiers[source]) - 1, flows)
@@ -142,6 +141,11 @@ class Topology:
             waiting -= full
         return rates
 
+    def _check(self, *sites: str) -> None:
+        for name in sites:
+            if name not in self.sites:
+                raise ConfigError(f"site {name!r}: unknown; sites are {', '.join(self.sites)}")
+
     def _capacity(self, key: tuple[str, str]) -> float:
         first, second = key
         if first in ("out of", "into"):
@@ -155,8 +159,9 @@ class Topology:
 
         `flows` run in all through every shared switch on the way, this one included; None: every GPU below sends.
         """
+        self._check(a[0], b[0])
+        _check_flows(flows)
         for site, index in (a, b):
-            self.route(site, site)
             if not 0 <= index < self.sites.nodes[site]["gpus"]:
                 raise ConfigError(
                     f"GPU {index} of site {site!r}: it has GPUs 0 to {self.sites.nodes[site]['gpus'] - 1}"
@@ -308,6 +313,11 @@ class Topology:
                 _add_tree(graph, site, self.tiers[site.name], down_to)
         graph.add_edges_from((a, b, {"tier": "link", **data}) for a, b, data in self.sites.edges(data=True))
         return graph
+
+
+def _check_flows(flows: int | None) -> None:
+    if flows is not None and flows < 1:
+        raise ConfigError(f"flows {flows}: must be at least 1, or None for all GPUs")
 
 
 def _levels(sites: Iterable[tuple[Tier, ...]]) -> list[str]:
