@@ -183,6 +183,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "vocab_size": True}, r"vocab_size: must be a whole number"),
     ({**LLAMA, "num_hidden_layers": 10**12}, r"num_hidden_layers: must be .* from 1 to 10000"),
     ({**LLAMA, "num_key_value_heads": 4}, "num_attention_heads: 6 is not divisible by num_key_value_heads 4"),
+    ({**CASES["deepseek v3"], "num_key_value_heads": 5}, "6 is not divisible by num_key_value_heads 5"),
     ({**LLAMA, "num_attention_heads": 7}, "num_attention_heads: 7 must divide hidden_size 96, or head_dim"),
     ({**LLAMA, "tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false"),
     ({**LLAMA, "model_type": "lama"}, "model_type: 'lama' is unknown; did you mean 'llama'"),

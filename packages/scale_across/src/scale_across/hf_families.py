@@ -83,16 +83,19 @@ class Keys:
 Reader = Callable[[Keys], ModelShape]
 
 
-def _heads(k: Keys, hidden: int, head_dim: int = 0, kv_heads: int = 0) -> tuple[int, int, int]:
-    """Heads, key-value heads and head width; the arguments are the family's defaults (0: derived).
-
-    A null `num_key_value_heads` means one for each head, a missing one the family's default.
-    """
+def _grouped(k: Keys, kv_heads: int = 0) -> tuple[int, int]:
+    """Heads and key-value heads. Null key-value heads mean one for each head, missing ones `kv_heads` (0: the same)."""
     heads = k.size("num_attention_heads", "n_head")
     kv = k.size("num_key_value_heads", default=heads if "num_key_value_heads" in k.data else kv_heads or heads)
     if heads % kv:
         source = "" if "num_key_value_heads" in k.data else " (missing; this family's default)"
         raise k.fault("num_attention_heads", f"{heads} is not divisible by num_key_value_heads {kv}{source}")
+    return heads, kv
+
+
+def _heads(k: Keys, hidden: int, head_dim: int = 0, kv_heads: int = 0) -> tuple[int, int, int]:
+    """Heads, key-value heads and head width; the arguments are the family's defaults (0: derived)."""
+    heads, kv = _grouped(k, kv_heads)
     if k.find("head_dim")[1] is None and not head_dim and hidden % heads:
         raise k.fault("num_attention_heads", f"{heads} must divide hidden_size {hidden}, or head_dim must be given")
     return heads, kv, k.size("head_dim", default=head_dim or hidden // heads)
@@ -221,7 +224,7 @@ def _deepseek(k: Keys) -> ModelShape:
     """DeepSeek-V2 and V3 (and Kimi K2); the multi-token prediction module is not part of the shape."""
     hidden, depth = k.size("hidden_size"), _depth(k)
     version2 = k.data.get("model_type") == "deepseek_v2"
-    heads = k.size("num_attention_heads")
+    heads, _ = _grouped(k)
     rope, bias = k.size("qk_rope_head_dim", default=64), k.flag("attention_bias", False)
     q_rank = 0 if k.data.get("q_lora_rank", 1536) is None else k.size("q_lora_rank", default=1536)
     attention = Attention(

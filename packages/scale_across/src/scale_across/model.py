@@ -236,7 +236,11 @@ class ModelShape:
 
     def kinds(self) -> list[tuple[Layer, int]]:
         """Distinct layers with their count, in order of first appearance."""
-        return list(Counter(self.layers).items())
+        return list(self._kinds.items())
+
+    @cached_property
+    def _kinds(self) -> Counter[Layer]:
+        return Counter(self.layers)  # hashing a hundred layers takes longer than an estimate
 
     @cached_property
     def embedding(self) -> ParameterCounts:
@@ -342,7 +346,7 @@ def _ffn_projections(hidden: int, ffn: Ffn | Moe) -> tuple[Projection, ...]:
     parts += block("expert_", ffn.width, ffn.bias, ffn.experts, ffn.top_k, routed=True)
     if ffn.shared_gate:
         parts.append(Projection("shared_gate", hidden, 1, "replicated"))
-    if ffn.shared_width:
+    if ffn.shared_width or ffn.shared_bias:
         parts += block("shared_", ffn.shared_width, ffn.shared_bias)
     return tuple(parts)
 
