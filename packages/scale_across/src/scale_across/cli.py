@@ -1,4 +1,4 @@
-"""The command line of the Explorer: `scale-across explore cluster.yaml job.yaml`."""
+"""The command line of the Explorer: `scale-across explore`, `predict` and `validate`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from common import config
 from common.config import ConfigError
 from common.spec import ClusterSpec
+from scale_across.cli_predict import predict, validate
 from scale_across.rl_job import RlJob
 from scale_across.rl_search import RlExploration, explore_rl
 
@@ -49,6 +50,10 @@ def explore(
         print(json.dumps(_to_dict(found), indent=1))
     else:
         Console().print(exploration_table(found))
+
+
+app.command()(predict)
+app.command()(validate)
 
 
 def _save(path: Path, text: str) -> None:

@@ -1,8 +1,8 @@
 """Times of collective operations over a hierarchy of network tiers (alpha-beta model).
 
 A tier is a row of `tiers_TF`: [gpus in one domain, bytes/s per GPU, latency in s], innermost first; a message between
-two GPUs uses the innermost tier whose domain holds both. A group is `size` ranks, `stride` GPUs apart, densely laid out,
-so of a domain of D GPUs it holds min(size, D / stride) members, each with its own port. Conventions:
+two GPUs uses the innermost tier whose domain holds both. A group is `size` ranks, `stride` GPUs apart, laid out
+densely, so of a domain of D GPUs it holds min(size, D / stride) members, each with its own port. Conventions:
 
 - `nbytes` is the size of the whole vector: what every rank holds after an all-gather or before a reduce-scatter.
 - A ring over domains uses as many channels as members share a domain, so its bandwidth at a tier is that of one

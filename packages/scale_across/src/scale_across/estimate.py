@@ -20,12 +20,12 @@ from pydantic import Field
 
 from common.config import Config
 from scale_across import hardware
-from scale_across.collectives import Tiers
+from scale_across.collectives import Tiers, outer_tier
 from scale_across.compute import GpuNumbers, Kinds, StackNumbers
 from scale_across.hardware import Accelerator
 from scale_across.jit import compiled
 from scale_across.model import ModelShape, Moe, layer_parameters
-from scale_across.parallelism import Parallelism, check
+from scale_across.parallelism import DP_OUTERMOST, Parallelism, check
 from scale_across.stack import Stack
 from scale_across.stack import stack as stack_named
 from scale_across.step import Estimate, JobNumbers, ModelNumbers, estimate_row
@@ -61,6 +61,7 @@ class Setup:
     gpu: GpuNumbers
     stack: StackNumbers
     tiers_TF: Tiers
+    tier_names: tuple[str, ...]
     job: JobNumbers
 
     @classmethod
@@ -71,11 +72,18 @@ class Setup:
             ConfigError: an unknown accelerator or stack, or a dtype that one of the accelerators lacks.
         """
         kinds = [hardware.accelerator(name) for name in sorted({site.accelerator for site in topology.spec.sites})]
-        return cls.from_parts(model, kinds, stack_named(job.stack), cluster_tiers(topology, kinds), job)
+        names = tuple(name for name, *_ in topology.tier_table())
+        return cls.from_parts(model, kinds, stack_named(job.stack), cluster_tiers(topology, kinds), job, names)
 
     @classmethod
     def from_parts(
-        cls, model: ModelShape, accelerators: list[Accelerator], chosen: Stack, tiers_TF: Tiers, job: TrainingJob
+        cls,
+        model: ModelShape,
+        accelerators: list[Accelerator],
+        chosen: Stack,
+        tiers_TF: Tiers,
+        job: TrainingJob,
+        tier_names: tuple[str, ...] = (),
     ) -> Setup:
         """As `of`, with the network given as tiers of reachable bandwidth."""
         kinds_KF, numbers = model_numbers(model, job.seq_len)
@@ -86,6 +94,7 @@ class Setup:
             gpu=slowest([accelerator.numbers(job.dtype) for accelerator in accelerators]),
             stack=chosen.numbers(),
             tiers_TF=tiers_TF,
+            tier_names=tier_names or tuple(f"tier {index}" for index in range(len(tiers_TF))),
             job=JobNumbers(
                 float(job.global_batch),
                 float(job.seq_len),
@@ -101,6 +110,23 @@ class Setup:
     def estimate(self, plan: Parallelism) -> Estimate:
         """One candidate, in plain Python (some 0.2 ms). Degrees that do not divide are not noticed: see `check`."""
         return estimate_row(plan, self.kinds_KF, self.model_numbers, self.gpu, self.stack, self.tiers_TF, self.job)
+
+    def exposed_by_tier(self, plan: Parallelism, estimate: Estimate) -> dict[str, float]:
+        """Exposed communication in seconds by the outermost tier that each axis crosses, innermost tier first."""
+        inner = plan.tp * plan.cp
+        dp_stride = inner * (plan.pp if plan.order == DP_OUTERMOST else 1)
+        pp_stride = inner * (1 if plan.order == DP_OUTERMOST else plan.dp)
+        spans = (
+            (estimate.tp_s, plan.tp, 1),
+            (estimate.cp_s, plan.cp, plan.tp),
+            (estimate.ep_s, plan.ep, plan.etp),
+            (estimate.dp_s, plan.dp, dp_stride),
+            (estimate.pp_s, plan.pp, pp_stride),
+        )
+        found = dict.fromkeys(self.tier_names, 0.0)
+        for seconds, size, stride in spans:
+            found[self.tier_names[outer_tier(self.tiers_TF, size, stride)]] += float(seconds)
+        return {tier: seconds for tier, seconds in found.items() if seconds > 0}
 
     def estimate_batch(self, plans_NF: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[N, len(COLUMNS)] for candidates with the columns of `Parallelism`; compiled on first use (some 10 s)."""

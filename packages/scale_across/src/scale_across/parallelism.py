@@ -78,7 +78,7 @@ def check(plan: Parallelism, model: ModelShape, *, gpus: int, global_batch: int,
             raise ConfigError(f"{name} is {value}; it must be a whole number of at least 1")
     _check_choice("zero", plan.zero, range(4))
     _check_choice("recompute", plan.recompute, RECOMPUTE.values())
-    if plan.gpus != gpus:
+    if plan.gpus > gpus:
         raise ConfigError(
             f"tp x cp x pp x dp = {plan.tp} x {plan.cp} x {plan.pp} x {plan.dp} = {plan.gpus}, but the cluster has "
             f"{gpus} GPUs; {_instead(plan, gpus)}"
@@ -95,8 +95,8 @@ def check(plan: Parallelism, model: ModelShape, *, gpus: int, global_batch: int,
 
 def _check_stages(plan: Parallelism, layers: int) -> None:
     stages = plan.pp * plan.chunks
-    if layers < stages:
-        raise ConfigError(f"pp x chunks = {plan.pp} x {plan.chunks} stages for {layers} layers; at most {layers}")
+    if layers + 2 < stages:
+        raise ConfigError(f"pp x chunks = {plan.pp} x {plan.chunks} stages for {layers} layers; at most {layers + 2}")
     if layers % stages and (layers + 2) % stages:
         valid = [
             str(v) for v in range(1, layers + 1) if layers % (plan.pp * v) == 0 or (layers + 2) % (plan.pp * v) == 0
