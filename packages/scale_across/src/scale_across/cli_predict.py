@@ -65,7 +65,7 @@ def predict(
     outermost: Annotated[str, typer.Option(help="axis that crosses sites: " + " or ".join(ORDER))] = "dp",
     hierarchical: Annotated[bool, typer.Option("--hierarchical", help="reduce gradients level by level")] = False,
     global_batch: Annotated[int, typer.Option(help="sequences per step")] = 1024,
-    seq_len: Annotated[int, typer.Option(help="tokens per sequence; 0: the model's own")] = 0,
+    seq_len: Annotated[int, typer.Option(help="tokens per sequence")] = 8192,
     dtype: Annotated[str, typer.Option(help="bf16, fp16, fp8, fp32")] = "bf16",
     stack: Annotated[str, typer.Option(help="software stack, or a YAML file")] = "megatron-2024",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value over the cluster file")] = None,
@@ -82,7 +82,7 @@ def predict(
         {
             "model": model,
             "global_batch": global_batch,
-            "seq_len": seq_len or shape.seq_len,
+            "seq_len": seq_len,
             "dtype": dtype,
             "stack": stack,
         },

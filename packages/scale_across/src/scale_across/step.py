@@ -10,7 +10,6 @@ derives it.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from scale_across.collectives import (
@@ -41,6 +40,7 @@ from scale_across.compute import (
 from scale_across.jit import formula
 from scale_across.memory import FRAGMENTATION, RESERVED_BYTES, held_microbatch_layers, layer_activation_bytes
 from scale_across.parallelism import Parallelism
+from scale_across.traffic import boundary_s, data_parallel_s, split_layers, stalled_s
 
 LAUNCHES_PER_COLLECTIVE = 2.0
 """A collective costs the host two launches: the kernel on its own stream, and the events that order the streams."""
@@ -182,114 +182,6 @@ def average_layer(
     return LayerTime(forward, backward, kernels, tp_s, cp_s, ep_s, held, params, experts, again)
 
 
-class Stages(NamedTuple):
-    """Layers of the first, the other and the last pipeline stage; the head counts on the last."""
-
-    first: float
-    middle: float
-    last: float
-    per_chunk: float
-
-
-@formula
-def split_layers(layers: float, pp: float, chunks: float) -> Stages:
-    """Equal chunks; when one or two layers are missing for that, the last and the first stage have one less.
-
-    That is how Llama 3 405B places 126 layers on 128 slots: embedding and head take a layer's place.
-    """
-    per_chunk = math.ceil(layers / (pp * chunks))
-    missing = per_chunk * pp * chunks - layers
-    full = per_chunk * chunks
-    last = full - min(missing, 1.0)
-    first = full - max(0.0, min(missing - 1.0, 1.0))
-    if pp == 1:
-        first = last = full = layers
-    return Stages(first, full, last, per_chunk)
-
-
-@formula
-def boundary_s(tiers_TF: Tiers, nbytes: float, pp: float, stride: float) -> tuple[float, float]:
-    """(slowest, sum over the pp - 1 boundaries) seconds of one message between neighbouring stages."""
-    worst = total = 0.0
-    counted = 0.0
-    for back in range(len(tiers_TF)):  # outermost tier first: stages are cut at its domain borders, the rest lie inside
-        tier = len(tiers_TF) - 1 - back
-        domains = 1.0 if tier == len(tiers_TF) - 1 else math.ceil(pp * stride / tiers_TF[tier, 0])
-        below = math.ceil(pp * stride / tiers_TF[tier - 1, 0]) if tier > 0 else pp
-        crossings = max(0.0, min(below, pp) - min(domains, pp))
-        if crossings > 0:
-            message_s = point_to_point_s(tiers_TF, nbytes, tier)
-            worst = max(worst, message_s)
-            total += crossings * message_s
-            counted += crossings
-    return worst, total
-
-
-@formula
-def data_parallel_s(
-    plan: Parallelism,
-    stack: StackNumbers,
-    tiers_TF: Tiers,
-    job: JobNumbers,
-    params: float,
-    expert_params: float,
-    microbatches: float,
-    forward_s: float,
-    backward_s: float,
-    buckets: float,
-) -> float:
-    """Exposed seconds of gradient reduction and parameter gathering for one stage's parameters.
-
-    ZeRO 0 all-reduces; 1 and 2 reduce-scatter and all-gather; 3 gathers twice and scatters once per microbatch; HSDP
-    adds an all-reduce of the shard over the replicas. Overlapped traffic hides behind one microbatch's backward (or
-    forward) time, except for its last bucket.
-    """
-    replicas = float(plan.dp) * plan.cp
-    shard = float(plan.shard) if plan.shard > 0 else replicas
-    if plan.zero == 0:
-        shard = replicas
-    stride = float(plan.tp) * (plan.pp if plan.order == 1 else 1)
-    expert_replicas = max(1.0, replicas * plan.tp / (float(plan.ep) * plan.etp))
-    expert_stride = stride * max(1.0, replicas / expert_replicas)
-    reduce_s = gather_s = 0.0
-    reduction = plan.reduction
-    wire = stack.reduce_bytes
-    for part in range(2):
-        count = params if part == 0 else expert_params
-        size = shard if part == 0 else min(shard, expert_replicas)
-        step = stride if part == 0 else expert_stride
-        whole = replicas if part == 0 else expert_replicas
-        if count <= 0 or whole <= 1:
-            continue
-        reduce_s += phase_s(tiers_TF, count * wire, size, step, reduction)
-        gather_s += phase_s(tiers_TF, count * (wire if plan.zero == 0 else job.parameter_bytes), size, step, reduction)
-        outer = whole / size
-        if outer > 1:
-            reduce_s += all_reduce_s(tiers_TF, count * wire / size, outer, step * size, reduction)
-    if plan.zero == 3:
-        reduce_s *= microbatches
-        gather_s *= 2.0 * microbatches
-        window_s = microbatches * (forward_s + backward_s)
-        sent_s = reduce_s + gather_s
-        if stack.dp_overlap <= 0:
-            return sent_s
-        return max(sent_s - stack.dp_overlap * window_s, sent_s / (buckets * microbatches))
-    if stack.dp_overlap <= 0:
-        return reduce_s + gather_s
-    exposed_s = max(reduce_s - stack.dp_overlap * backward_s, reduce_s / buckets)
-    return exposed_s + max(gather_s - stack.dp_overlap * forward_s, gather_s / buckets)
-
-
-@formula
-def stalled_s(busy_s: float, launch_s: float, stack: StackNumbers) -> float:
-    """Seconds of work that keeps the GPU busy for `busy_s` and the host for `launch_s`.
-
-    At least the longer of the two. Near equality it is more, since short kernels wait for the host while long ones
-    leave it idle: (busy^p + launch^p)^(1/p), where p tends to infinity as the queue between them gets deeper.
-    """
-    return (busy_s**stack.launch_power + launch_s**stack.launch_power) ** (1.0 / stack.launch_power)
-
-
 @formula
 def estimate_row(
     plan: Parallelism,
@@ -362,7 +254,7 @@ def estimate_row(
         plan,
         stack,
         tiers_TF,
-        job,
+        job.parameter_bytes,
         params,
         expert_params,
         microbatches,
