@@ -16,6 +16,7 @@ Sources: Thakur, Rabenseifner, Gropp 2005 (ring, recursive halving); Sanders, Sp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -162,22 +163,37 @@ def broadcast_s(nbytes: float, size: float, bytes_per_s: float, latency_s: float
     return (size - 2 + chunks) * (nbytes / chunks / bytes_per_s) + (size - 1) * latency_s
 
 
-def chunked_hierarchical_all_reduce_s(tiers_TF: Tiers, nbytes: float, size: float, stride: float, chunks: int) -> float:
-    """Hierarchical all-reduce of `chunks` pieces whose levels overlap: fill with one piece, then the slowest level.
+def chunked_hierarchical_all_reduce_s(
+    dimensions: Sequence[tuple[int, float, float]],
+    nbytes: float,
+    chunks: int,
+    reduce_bytes_per_s: float = math.inf,
+    endpoint_s: float = 0.0,
+) -> float:
+    """Seconds of an all-reduce of `chunks` pieces that follow one another through the dimensions of a network.
 
-    Each level is one stage of a pipeline (both directions of it), so the time is the sum over levels for one piece
-    plus (chunks - 1) times the slowest level. NeMo's chunked inter-site reduction has this form.
+    Each piece is reduce-scattered in dimension 0, then 1 and so on, all-reduced in the last, and gathered on the way
+    back, by rings. Pieces overlap across dimensions: one passes alone, the others follow at the pace of the slowest
+    phase. NeMo's chunked inter-site reduction has this form, and so has ASTRA-sim 2 with its
+    `preferred-dataset-splits` of 4, where a switch is two hops of latency, GB means 2^30 bytes, and every reducing step
+    also reads two buffers and writes one in local memory (1600 GB/s, GB = 10^9) and waits twice for `endpoint-delay`.
+
+    Args:
+        dimensions: (ranks, bytes/s per rank, latency of one step in s), innermost first.
+        nbytes: of the whole vector.
+        chunks: number of pieces.
+        reduce_bytes_per_s: local memory bandwidth of a reducing step.
+        endpoint_s: fixed cost before and after a reducing step.
     """
-    if size <= 1:
-        return 0.0
-    last = outer_tier(tiers_TF, size, stride)
-    levels_s = []
-    inside = 1.0
-    for tier in range(last + 1):
-        here = size if tier == last else members(tiers_TF, tier, size, stride)
-        if here > inside:
-            across = here / inside
-            wire_s = 2 * (across - 1) / across * (nbytes / chunks / inside) / tiers_TF[tier, 1]
-            levels_s.append(wire_s + 2 * (across - 1) * tiers_TF[tier, 2])
-        inside = here
-    return sum(levels_s) + (chunks - 1) * max(levels_s)
+    phases_s = []
+    piece = nbytes / chunks
+    for index, (ranks, bytes_per_s, latency_s) in enumerate(dimensions):
+        part = piece / ranks
+        wire_s = (ranks - 1) * (part / bytes_per_s + latency_s)
+        reduce_s = (ranks - 1) * (3.0 * part / reduce_bytes_per_s + 2.0 * endpoint_s)
+        if index == len(dimensions) - 1:
+            phases_s.append(2.0 * wire_s + reduce_s)
+        else:
+            phases_s += [wire_s + reduce_s, wire_s]
+        piece = part
+    return sum(phases_s) + (chunks - 1) * max(phases_s)
