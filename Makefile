@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test lint up down ui help
+.PHONY: demo test lint up down ui bench-estimate help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -38,3 +38,6 @@ lint: $(VENV)/.installed  ## ruff and mypy
 
 test: $(VENV)/.installed  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+bench-estimate: $(VENV)/.installed  ## candidate estimates per CPU-second, and one estimate's time
+	@$(BIN)/python experiments/bench/bench_estimate.py

@@ -44,7 +44,6 @@ class StackNumbers(NamedTuple):
     """A software stack as the formulas need it; made by `stack.Stack.numbers`. Flags are 0 or 1."""
 
     dispatch_s: float
-    launch_power: float
     flash: float
     norm_passes: float
     activation_passes: float
@@ -88,12 +87,19 @@ class BlockTime(NamedTuple):
 
 
 @formula
+def unaligned(side: float) -> bool:
+    """Is a matrix side no multiple of 16 bytes (8 half-precision numbers)?"""
+    eighths = side * 0.125
+    return eighths > math.floor(eighths)
+
+
+@formula
 def gemm_s(gpu: GpuNumbers, batch: float, m: float, n: float, k: float, out_bytes: float) -> float:
     """Seconds of `batch` equal GEMMs in one kernel, half-precision inputs, `out_bytes` per output element; no gap."""
     tiles = batch * math.ceil(m / 128.0) * math.ceil(n / 128.0)
     waves = math.ceil(tiles / gpu.sms)
     rate = gpu.flops * gpu.gemm_fraction
-    if m % 8 > 0 or n % 8 > 0 or k % 8 > 0:
+    if unaligned(m) or unaligned(n) or unaligned(k):
         rate *= gpu.unaligned_fraction
     wave_s = 2.0 * 128.0 * 128.0 * (k + gpu.gemm_k0) * gpu.sms / rate
     traffic = batch * (2.0 * (m * k + k * n) + out_bytes * m * n)

@@ -26,8 +26,6 @@ class Stack(Config):
     flash_attention: bool
     dispatch_us: float = Field(ge=0)
     """Host time per launched kernel: a microbatch takes at least kernels x this."""
-    launch_power: float = Field(ge=1)
-    """How host and GPU stall each other; see `estimate.stalled_s`."""
     norm_passes: float = Field(ge=0)
     """Reads and writes of a [tokens, hidden] tensor by both norms of a layer, forward."""
     residual_passes: float = Field(ge=0)
@@ -67,7 +65,6 @@ class Stack(Config):
         """Plain numbers for the formulas."""
         return StackNumbers(
             dispatch_s=self.dispatch_us * 1e-6,
-            launch_power=self.launch_power,
             flash=float(self.flash_attention),
             norm_passes=self.norm_passes,
             activation_passes=self.activation_passes,

@@ -208,16 +208,14 @@ def estimate_row(
     head_launch_s = 20.0 * stack.dispatch_s
     if pp == 1:
         busy_s = model.layers * (per_layer_s + comm_s) + embed_s + vocab_s
-        slowest_s = sum_s = stalled_s(busy_s, model.layers * launch_s + head_launch_s, stack)
+        slowest_s = sum_s = stalled_s(busy_s, model.layers * launch_s + head_launch_s)
         slow_layers, slow_extra_s = model.layers, embed_s + vocab_s
     else:
         first_s = stalled_s(
-            stages.first * (per_layer_s + comm_s) + embed_s, stages.first * launch_s + head_launch_s / 2, stack
+            stages.first * (per_layer_s + comm_s) + embed_s, stages.first * launch_s + head_launch_s / 2
         )
-        middle_s = stages.middle * stalled_s(per_layer_s + comm_s, launch_s, stack)
-        last_s = stalled_s(
-            stages.last * (per_layer_s + comm_s) + vocab_s, stages.last * launch_s + head_launch_s, stack
-        )
+        middle_s = stages.middle * stalled_s(per_layer_s + comm_s, launch_s)
+        last_s = stalled_s(stages.last * (per_layer_s + comm_s) + vocab_s, stages.last * launch_s + head_launch_s)
         sum_s = first_s + (pp - 2.0) * middle_s + last_s
         slowest_s, slow_layers, slow_extra_s = first_s, stages.first, embed_s
         if pp > 2 and middle_s > slowest_s:

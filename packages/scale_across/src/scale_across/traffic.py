@@ -55,13 +55,13 @@ def boundary_s(tiers_TF: Tiers, nbytes: float, pp: float, stride: float) -> tupl
 
 
 @formula
-def stalled_s(busy_s: float, launch_s: float, stack: StackNumbers) -> float:
+def stalled_s(busy_s: float, launch_s: float) -> float:
     """Seconds of work that keeps the GPU busy for `busy_s` and the host for `launch_s`.
 
     At least the longer of the two. Near equality it is more, since short kernels wait for the host while long ones
-    leave it idle: (busy^p + launch^p)^(1/p), where p tends to infinity as the queue between them gets deeper.
+    leave it idle: the root of the sum of squares, which vTrain's single-node cells ask for (fitted exponent 2.0).
     """
-    return (busy_s**stack.launch_power + launch_s**stack.launch_power) ** (1.0 / stack.launch_power)
+    return math.sqrt(busy_s * busy_s + launch_s * launch_s)
 
 
 @formula
