@@ -33,10 +33,10 @@ def space() -> npt.NDArray[np.int64]:
             sizes = [m for m in range(1, 65) if BATCH % (dp * m) == 0]
             chunks = [v for v in range(1, 97) if 96 % (pp * v) == 0]
             rows += list(itertools.product([tp], [pp], [dp], sizes, chunks))
-    tp, pp, dp, microbatch, chunks = (np.array(column)[:, None] for column in zip(*rows, strict=True))
+    degrees = np.array(rows)[:, :, None]
     flags = np.array(list(itertools.product(range(3), range(4), (0, 1), (0, 1), (0, 1))))
     return candidates(
-        tp=tp, pp=pp, dp=dp, microbatch=microbatch, chunks=chunks, recompute=flags[:, 0], zero=flags[:, 1],
+        tp=degrees[:, 0], pp=degrees[:, 1], dp=degrees[:, 2], microbatch=degrees[:, 3], chunks=degrees[:, 4], recompute=flags[:, 0], zero=flags[:, 1],
         sp=flags[:, 2], order=flags[:, 3], reduction=flags[:, 4],
     )  # fmt: skip
 
