@@ -3,7 +3,7 @@
 Seven constants, each of a mechanism; no constant belongs to a model or a row. The objective is the mean over sources of
 the mean absolute error, plus 0.3 of the absolute bias of each. Nelder-Mead from textbook values, deterministic.
 
-    python experiments/calibrate.py --output experiments/results/calibration.json      (about four minutes)
+    python experiments/calibrate.py --evaluations 700 --output experiments/results/calibration.json      (two minutes)
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def space() -> npt.NDArray[np.int64]:
     degrees = np.array(rows)[:, :, None]
     flags = np.array(list(itertools.product(range(3), range(4), (0, 1), (0, 1), (0, 1))))
     return candidates(
-        tp=degrees[:, 0], pp=degrees[:, 1], dp=degrees[:, 2], microbatch=degrees[:, 3], chunks=degrees[:, 4], recompute=flags[:, 0], zero=flags[:, 1],
-        sp=flags[:, 2], order=flags[:, 3], reduction=flags[:, 4],
+        tp=degrees[:, 0], pp=degrees[:, 1], dp=degrees[:, 2], microbatch=degrees[:, 3], chunks=degrees[:, 4],
+        recompute=flags[:, 0], zero=flags[:, 1], sp=flags[:, 2], order=flags[:, 3], reduction=flags[:, 4],
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class StackNumbers(NamedTuple):
     collective_s: float
     head_passes: float
     tp_overlap: float
+    tp_backward_overlap: float
     dp_overlap: float
     pp_overlap: float
     cp_overlap: float

@@ -183,6 +183,7 @@ def model_numbers(model: ModelShape, seq_len: int) -> tuple[Kinds, ModelNumbers]
         head_params=0.0 if model.tied_embeddings else table,
         flops_per_token=flops.linear / seq_len,
         attention_flops_per_token=flops.attention / seq_len,
+        causal_flops_per_token=flops.causal_attention / seq_len,
     )
     return np.array(rows, np.float64), numbers
 

@@ -51,6 +51,8 @@ class Stack(Config):
     """Reads and writes of the fp32 logits by cast, cross-entropy and its backward pass."""
     tp_overlap: float = Field(ge=0, le=1)
     """Share of tensor-parallel communication hidden behind GEMMs."""
+    tp_backward_overlap: float = Field(ge=0, le=1)
+    """Share of the backward all-reduces hidden behind weight gradients; with sequence parallelism half of it."""
     dp_overlap: float = Field(ge=0, le=1)
     """Share of the backward (gradients) and forward (parameters) time that data-parallel traffic may hide behind."""
     pp_overlap: float = Field(ge=0, le=1)
@@ -79,6 +81,7 @@ class Stack(Config):
             collective_s=self.collective_us * 1e-6,
             head_passes=self.head_passes,
             tp_overlap=self.tp_overlap,
+            tp_backward_overlap=self.tp_backward_overlap,
             dp_overlap=self.dp_overlap,
             pp_overlap=self.pp_overlap,
             cp_overlap=self.cp_overlap,

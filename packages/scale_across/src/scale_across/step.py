@@ -58,6 +58,8 @@ class ModelNumbers(NamedTuple):
     """Of the weight matrices, forward and backward: 6 per parameter that a token meets."""
     attention_flops_per_token: float
     """Of the attention core over the whole sequence, forward and backward, without regard to the causal mask."""
+    causal_flops_per_token: float
+    """The same over the pairs that the causal mask leaves."""
 
 
 class JobNumbers(NamedTuple):
@@ -100,8 +102,8 @@ class Estimate(NamedTuple):
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
     """By the count of `mfu`."""
-    matmul_tflops_per_gpu: float
-    """Weight matrices alone, 6 N D: what papers count that state training compute as 6 N D."""
+    causal_tflops_per_gpu: float
+    """The same without the masked half of attention."""
 
 
 class LayerTime(NamedTuple):
@@ -156,7 +158,8 @@ def average_layer(
             + (layer_params + layer_experts) * stack.accumulate_bytes / memory_rate
         )
         kernels += weight * (time.kernels_forward + time.kernels_backward + repeat_kernels)
-        rounds = 6.0 if plan.recompute == 2 else 4.0
+        hidden_share = stack.tp_backward_overlap * (0.5 if plan.sp > 0 else 1.0)
+        rounds = 2.0 + 2.0 * (1.0 - hidden_share) + (2.0 if plan.recompute == 2 else 0.0)
         dense_rounds = rounds if kind[EXPERTS] == 0 or kind[SHARED_WIDTH] > 0 else rounds / 2.0
         if tp > 1:
             reduce_s = all_reduce_s(tiers_TF, hidden_bytes, tp, 1.0, 0) + stack.collective_s
@@ -171,7 +174,7 @@ def average_layer(
             exchange_s = all_to_all_s(
                 tiers_TF, hidden_bytes / tp * kind[TOP_K], ep, etp
             )  # each rank sends its own tokens
-            ep_s += weight * rounds * exchange_s * (1.0 - stack.ep_overlap)
+            ep_s += weight * (6.0 if plan.recompute == 2 else 4.0) * exchange_s * (1.0 - stack.ep_overlap)
             if etp > 1:
                 tp_s += weight * rounds / 2.0 * all_reduce_s(tiers_TF, routed_bytes, etp, 1.0, 0)
         held += weight * layer_activation_bytes(
@@ -306,5 +309,5 @@ def estimate_row(
         buffers,
         step_tokens / total_s / gpus,
         model_flops / total_s / gpus / 1e12,
-        step_tokens * model.flops_per_token / total_s / gpus / 1e12,
+        step_tokens * (model.flops_per_token + model.causal_flops_per_token) / total_s / gpus / 1e12,
     )
