@@ -105,7 +105,7 @@ def run_tables(tables: Tables, work: Work, policy: OverlapPolicy) -> StepTimelin
         tables.latency_s_P, policy.send_exposed, free_R, start_B, sent_B, arrive_B, waiter_B,
     )  # fmt: skip
     if len(done_J) == 0 and policy.early_receive and _one_sender_each(tables):
-        ran = kernel.run_fixed(*common)
+        ran = kernel.run_fixed(*common[:-1])
     else:
         ran = kernel.run_events(
             *common, tables.special_B, tables.gate_X, tables.trigger_X, tables.item_T, tables.share_T, tables.phase_J,

@@ -38,16 +38,16 @@ def run_fixed(
     start_B: Floats,
     sent_B: Floats,
     arrive_B: Floats,
-    waiter_B: Ints,
 ) -> int:
     """Fill start_B, sent_B (start of the block's message) and arrive_B; returns the number of blocks that ran.
 
-    arrive_B starts as UNKNOWN, waiter_B as -1, free_R as 0. `exposed` is the share of a message that its sender's
-    compute stream waits for.
+    arrive_B starts as UNKNOWN, free_R as 0. `exposed` is the share of a message that its sender's compute stream waits
+    for.
     """
     stages = len(first_S) - 1
     next_S = first_S[:-1].copy()
     free_S = np.zeros(stages)
+    waits_for_S = np.full(stages, -1, np.int32)
     stack = np.empty(stages, np.int32)
     for s in range(stages):
         stack[s] = stages - 1 - s
@@ -56,13 +56,15 @@ def run_fixed(
         height -= 1
         s = stack[height]
         i = next_S[s]
+        begun = i
         now = free_S[s]
-        while i < first_S[s + 1]:
+        last = first_S[s + 1]
+        while i < last:
             d = depends_B[i]
             if d >= 0:
                 arrival = arrive_B[d]
                 if arrival < 0.0:
-                    waiter_B[d] = s
+                    waits_for_S[s] = d
                     break
                 now = max(now, arrival)
             start_B[i] = now
@@ -76,12 +78,13 @@ def run_fixed(
                 sent_B[i] = begin
                 arrive_B[i] = begin + occupied_s + latency_s_P[route]
                 now += exposed * occupied_s
-                w = waiter_B[i]
-                if w >= 0:
-                    stack[height] = w
+                target = route % stages
+                if waits_for_S[target] == i:
+                    waits_for_S[target] = -1
+                    stack[height] = target
                     height += 1
             i += 1
-            ran += 1
+        ran += i - begun
         next_S[s] = i
         free_S[s] = now
     return ran
