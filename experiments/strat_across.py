@@ -41,7 +41,7 @@ from scale_across.rl_search import RlExploration, explore_rl
 from strat_reasoner.config import TrainConfig
 from strat_reasoner.ray_roles import Network, RayRoles
 from strat_reasoner.train import StepRecord, train
-from summary import games_table, plans_table
+from summary import Measured, games_table, plans_table
 
 EXPERIMENT = "stratacross"
 WARM_CHUNK = 40
@@ -55,10 +55,10 @@ class JobShape(Config):
 
 
 class Measure(Config):
-    """Steps of the profile (links off) and of each placement (links on); the first of each is a warm-up."""
+    """Pairs of steps under each placement, links off and on in turn, so that a host's drift meets both alike."""
 
-    profile_steps: int = Field(default=4, ge=2)
-    measured_steps: int = Field(default=6, ge=2)
+    pairs: int = Field(default=4, ge=2)
+    """The first pair is a warm-up."""
 
 
 class Evaluate(Config):
@@ -103,13 +103,13 @@ def run(ctx: Context) -> None:
     ctx.say(f"[bold]1/6[/] production placement: {baseline.describe()}")
     with reserve(baseline.placement) as held, _Roles(ctx, baseline, held) as roles:
         base = warm_start(ctx, roles)
-        profile = take_profile(ctx, roles)
-        exploration = explore_placements(ctx, _job(cfg, profile))
-        measured = {"production": measure_placement(ctx, roles, exploration.baselines[0], base)}
+        measured = {"production": measure_placement(ctx, roles, "production", baseline.describe(), base)}
+        profile = profile_of(measured["production"], roles)
+    exploration = explore_placements(ctx, _job(cfg, profile))
     best = exploration.best
     ctx.say(f"[bold]4/6[/] chosen placement: {best.describe()}")
     with reserve(best.placement) as held, _Roles(ctx, best, held) as roles:
-        measured["chosen"] = measure_placement(ctx, roles, best, base)
+        measured["chosen"] = measure_placement(ctx, roles, "chosen", best.describe(), base)
         before = evaluate_phase(ctx, roles, "before", base)
         train_phase(ctx, roles, base)
         after = evaluate_phase(ctx, roles, "after", None)
@@ -186,22 +186,42 @@ def warm_start(ctx: Context, roles: RayRoles) -> checkpoint.Checkpoint:
     return checkpoint.load(folder)
 
 
-def take_profile(ctx: Context, roles: RayRoles) -> RlProfile:
-    """Some steps with links off: the compute seconds and payloads that the Explorer's prediction rests on."""
-    ctx.say("[bold]3/6[/] profile without links, then exploration")
-    with ctx.tracker.child("profile") as run_id:
-        records = run_steps(ctx, roles, ctx.config.measure.profile_steps, "off", run_id)[1:]
-        seconds = {phase: statistics.median(r.seconds[phase] for r in records) for phase in records[0].seconds}
-        weights = roles.state()[0]["policy"].numel()
-        return RlProfile(
-            rollout_s=seconds["rollout"],
-            comparison_s=seconds["comparison"],
-            learner_s=seconds["learner"],
-            sync_s=seconds["weight_sync"],
-            trajectory_bytes=int(statistics.median(r.metrics["trajectory_bytes"] for r in records)),
-            shard_bytes=int(statistics.median(r.metrics["shard_bytes"] for r in records)),
-            parameters=weights,
-        )
+def measure_placement(
+    ctx: Context, roles: RayRoles, name: str, plan_text: str, base: checkpoint.Checkpoint
+) -> Measured:
+    """The first training steps from the warm start, links off and on by turns; the first pair is left out."""
+    ctx.say(f"[bold]{'3' if name == 'production' else '4'}/6[/] {name} placement, measured without and with links")
+    roles.load_state(base.tensors, base.meta)
+    records: dict[Mode, list[StepRecord]] = {"off": [], "calibrated-wait": []}
+    with ctx.tracker.child(f"placement/{name}") as run_id:
+        ctx.tracker.params({"plan": plan_text}, run_id)
+        ctx.tracker.tags({"link_emulation": "off and calibrated-wait in turn"}, run_id)
+        for step in range(2 * ctx.config.measure.pairs):
+            # off on, on off, off on, ...: a trend over the steps cancels as well
+            mode: Mode = "calibrated-wait" if step % 4 in (1, 2) else "off"
+            roles.set_links(mode)
+            records[mode] += train(roles, range(step, step + 1), lambda record: log_step(ctx, record, run_id))
+    found = Measured(off=tuple(records["off"][1:]), on=tuple(records["calibrated-wait"][1:]))
+    ctx.say(
+        f"    {name}: {found.step_s:.2f} s a step with links, {found.compute_s:.2f} s without; the links add "
+        f"{found.network_s:.2f} s (medians of {len(found.on)} pairs)"
+    )
+    return found
+
+
+def profile_of(measured: Measured, roles: RayRoles) -> RlProfile:
+    """Compute seconds and payloads of the steps without links: what the Explorer's prediction rests on."""
+    records = measured.off
+    seconds = {phase: statistics.median(r.seconds[phase] for r in records) for phase in records[0].seconds}
+    return RlProfile(
+        rollout_s=seconds["rollout"],
+        comparison_s=seconds["comparison"],
+        learner_s=seconds["learner"],
+        sync_s=seconds["weight_sync"],
+        trajectory_bytes=int(statistics.median(r.metrics["trajectory_bytes"] for r in records)),
+        shard_bytes=int(statistics.median(r.metrics["shard_bytes"] for r in records)),
+        parameters=roles.state()[0]["policy"].numel(),
+    )
 
 
 def explore_placements(ctx: Context, job: RlJob) -> RlExploration:
@@ -220,27 +240,6 @@ def explore_placements(ctx: Context, job: RlJob) -> RlExploration:
         return found
 
 
-def measure_placement(ctx: Context, roles: RayRoles, plan: RlPlan, base: checkpoint.Checkpoint) -> list[StepRecord]:
-    """The first training steps from the warm start with links on; the warm-up step is left out."""
-    name = "production" if plan.name == "production" else "chosen"
-    with ctx.tracker.child(f"placement/{name}") as run_id:
-        ctx.tracker.params({"plan": plan.describe(), "predicted_s": plan.step.total_s}, run_id)
-        roles.load_state(base.tensors, base.meta)
-        records = run_steps(ctx, roles, ctx.config.measure.measured_steps, "calibrated-wait", run_id)[1:]
-    seconds = statistics.median(record.total_s for record in records)
-    ctx.say(
-        f"    {name}: predicted {plan.step.total_s:.2f} s, measured {seconds:.2f} s a step (median of {len(records)})"
-    )
-    return records
-
-
-def run_steps(ctx: Context, roles: RayRoles, steps: int, mode: Mode, run_id: str) -> list[StepRecord]:
-    """Run steps 0..steps-1 under a link mode and record them."""
-    roles.set_links(mode)
-    ctx.tracker.tags({"link_emulation": mode}, run_id)
-    return train(roles, range(steps), lambda record: log_step(ctx, record, run_id))
-
-
 def log_step(ctx: Context, record: StepRecord, run_id: str) -> None:
     """Send a step's seconds and statistics to MLflow."""
     seconds = {f"seconds/{phase}": value for phase, value in record.seconds.items()}
@@ -254,6 +253,7 @@ def train_phase(ctx: Context, roles: RayRoles, base: checkpoint.Checkpoint) -> N
         f"[bold]5/6[/] training: {steps} steps of {ctx.config.train.advantage.estimator} on {ctx.config.train.game}"
     )
     roles.load_state(base.tensors, base.meta)
+    roles.set_links("calibrated-wait")
     with ctx.tracker.child("training") as run_id:
 
         def on_step(record: StepRecord) -> None:
@@ -292,22 +292,28 @@ def roles_transcripts(ctx: Context, roles: RayRoles) -> None:
 def finish(
     ctx: Context,
     exploration: RlExploration,
-    measured: dict[str, list[StepRecord]],
+    measured: dict[str, Measured],
     before: Evaluation,
     after: Evaluation,
     traffic: dict[str, dict[str, int]],
 ) -> None:
     """Headline metrics on the parent run, and the closing table."""
-    times = {name: statistics.median(r.total_s for r in records) for name, records in measured.items()}
-    predicted = {"production": exploration.baselines[0].step.total_s, "chosen": exploration.best.step.total_s}
+    plans = {"production": exploration.baselines[0], "chosen": exploration.best}
+    compute_s = statistics.median(r.total_s for found in measured.values() for r in found.off)
+    even_s = {name: compute_s + found.network_s for name, found in measured.items()}
     headline = {
-        "speedup/predicted": predicted["production"] / predicted["chosen"] - 1,
-        "speedup/measured": times["production"] / times["chosen"] - 1,
-        "step_s/production/predicted": predicted["production"],
-        "step_s/production/measured": times["production"],
-        "step_s/chosen/predicted": predicted["chosen"],
-        "step_s/chosen/measured": times["chosen"],
+        "speedup/predicted": plans["production"].step.total_s / plans["chosen"].step.total_s - 1,
+        "speedup/measured": even_s["production"] / even_s["chosen"] - 1,
+        "speedup/measured_raw": measured["production"].step_s / measured["chosen"].step_s - 1,
     }
+    for name, plan in plans.items():
+        headline |= {
+            f"step_s/{name}/predicted": plan.step.total_s,
+            f"step_s/{name}/measured": measured[name].step_s,
+            f"network_s/{name}/predicted": plan.step.network_s,
+            f"network_s/{name}/measured": measured[name].network_s,
+            f"compute_s/{name}/measured": measured[name].compute_s,
+        }
     change = gains(before, after, ctx.config.train)
     for name, interval in change.items():
         headline |= {
@@ -318,7 +324,7 @@ def finish(
     headline |= after.metrics()
     headline |= {f"link_bytes/{link}": float(count["bytes"]) for link, count in traffic_names(traffic).items()}
     ctx.tracker.metrics(headline)
-    ctx.console.print(plans_table(exploration, predicted, times))
+    ctx.console.print(plans_table(headline))
     ctx.console.print(games_table(before, after, change))
     ctx.say(f"MLflow run {ctx.tracker.run_id} of experiment {EXPERIMENT!r}; open it with: [bold]make ui[/]")
 
