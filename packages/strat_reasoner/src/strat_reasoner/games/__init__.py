@@ -9,11 +9,28 @@ import pyspiel
 
 from common.config import ConfigError
 from strat_reasoner.games.base import Decision, Game, Move, Player
-from strat_reasoner.games.kuhn import KUHN
+from strat_reasoner.games.connect_four import CONNECT_FOUR
+from strat_reasoner.games.hanabi import MINI_HANABI, SIMPLE_HANABI
+from strat_reasoner.games.kuhn import KUHN, KUHN3
+from strat_reasoner.games.leduc import LEDUC
+from strat_reasoner.games.liars_dice import LIARS_DICE
+from strat_reasoner.games.negotiation import NEGOTIATION
+from strat_reasoner.games.tic_tac_toe import TIC_TAC_TOE
 
 __all__ = ["Decision", "Game", "Move", "Player", "decision", "get_game", "load", "names"]
 
-_GAMES = {game.name: game for game in (KUHN,)}
+_ALL = (
+    KUHN,
+    KUHN3,
+    LEDUC,
+    LIARS_DICE,
+    TIC_TAC_TOE,
+    CONNECT_FOUR,
+    MINI_HANABI,
+    SIMPLE_HANABI,
+    NEGOTIATION,
+)
+_GAMES = {game.name: game for game in _ALL}
 
 
 def names() -> tuple[str, ...]:
@@ -46,7 +63,7 @@ def decision(game: Game, state: Any) -> Decision:
     return Decision(
         game=game.name,
         seat=seat,
-        infoset=state.information_state_string(seat),
+        infoset=game.infoset(state, seat),
         legal=legal,
         words=tuple(game.action_word(state, seat, action) for action in legal),
         facts=game.render_facts(state, seat),

@@ -20,13 +20,13 @@ class Decision:
     game: str
     seat: int
     infoset: str
-    """OpenSpiel's information-state string: the key of a policy table."""
+    """OpenSpiel's information-state string (`Game.infoset`): the key of a policy table."""
     legal: tuple[int, ...]
     """OpenSpiel action ids, ascending."""
     words: tuple[str, ...]
     """The name of each legal action, in the order of `legal`."""
     facts: str
-    """The observation in a few words separated by spaces, for word-level models: `hold Q facing bet`."""
+    """The observation in at most 12 words separated by spaces, for word-level models: `hold Q facing bet`."""
     prompt: str
     """The full text for a language model: role, rules, observation, history, legal moves."""
 
@@ -53,6 +53,16 @@ class Player(Protocol):
         ...
 
 
+def information_state(state: Any, seat: int) -> str:
+    """OpenSpiel's information-state string."""
+    return str(state.information_state_string(seat))
+
+
+def observation(state: Any, seat: int) -> str:
+    """OpenSpiel's observation string, for the games that have no information-state string."""
+    return str(state.observation_string(seat))
+
+
 @dataclass(frozen=True)
 class Game:
     """An OpenSpiel game with its text. Registered by name in `strat_reasoner.games`."""
@@ -74,3 +84,7 @@ class Game:
     """(state, seat, action) → the intent that such a move usually has, one of `intents`."""
     shared_reward: bool = False
     """Cooperative games give every seat the same return."""
+    tabular: bool = False
+    """Whether the whole tree is small enough for tables: exact values, best responses, equilibrium."""
+    infoset: Callable[[Any, int], str] = information_state
+    """(state, seat) → `Decision.infoset`; the observation where OpenSpiel has no information-state string."""
