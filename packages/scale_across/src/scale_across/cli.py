@@ -1,4 +1,4 @@
-"""The command line of the Explorer: `scale-across explore`, `predict` and `validate`."""
+"""The command line of the Explorer: `scale-across explore`, `predict`, `validate` and `trace`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from common import config
 from common.config import ConfigError
 from common.spec import ClusterSpec
 from scale_across.cli_predict import predict, validate
+from scale_across.cli_trace import trace
 from scale_across.rl_job import RlJob
 from scale_across.rl_search import RlExploration, explore_rl
 
@@ -54,6 +55,7 @@ def explore(
 
 app.command()(predict)
 app.command()(validate)
+app.command()(trace)
 
 
 def _save(path: Path, text: str) -> None:
