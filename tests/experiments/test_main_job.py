@@ -1,21 +1,19 @@
-"""The main job as a user runs it: simulated sites, the Jobs API, MLflow; and what happens when it cannot run."""
+"""The main job as a user runs it: simulated sites, the Jobs API, MLflow."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
 from common import cluster
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "experiments" / "configs" / "tiny.yaml"
+Session = Callable[..., subprocess.CompletedProcess[str]]
+TINY = Path(__file__).resolve().parents[2] / "experiments" / "configs" / "tiny.yaml"
 PHASES = {
     "warm_start",
     "exploration",
@@ -27,24 +25,9 @@ PHASES = {
 }
 
 
-def session(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "experiments" / "session.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-
-
-def our_processes(run_dir: Path) -> list[str]:
-    """Processes that name the run folder, or a Ray cluster of ours, on their command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if str(run_dir) in line and "pytest" not in line:
-            found.append(line)
-    return found
-
-
 @pytest.fixture(scope="module")
 def demo(
-    live_cluster: object, tmp_path_factory: pytest.TempPathFactory
+    live_cluster: object, session: Session, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The whole job, while another Ray cluster runs on the host."""
     run_dir = tmp_path_factory.mktemp("run")
@@ -53,7 +36,7 @@ def demo(
 
 @pytest.mark.end_to_end
 def test_the_submitted_job_ends_with_its_tables_and_leaves_nothing_running(
-    demo: tuple[subprocess.CompletedProcess[str], Path],
+    demo: tuple[subprocess.CompletedProcess[str], Path], our_processes: Callable[[Path], list[str]]
 ) -> None:
     done, run_dir = demo
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,62 +83,3 @@ def test_artifacts_hold_plan_configuration_checkpoint_and_transcripts(
     plan = yaml.safe_load(artifacts["plan.yaml"].read_text())
     assert set(plan["placement"]) == {"learner", "rollout", "comparison"}
     assert "OppIntent:" in artifacts["transcripts.txt"].read_text()
-
-
-@pytest.mark.end_to_end
-def test_an_interrupt_stops_the_job_and_leaves_nothing_running(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "experiments" / "session.py"), "demo", "--config", str(TINY)]
-    demo = subprocess.Popen([*command, "--run-dir", str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if "ray job submit" in line:  # the job has been accepted
-            break
-    demo.send_signal(signal.SIGINT)
-    rest = demo.stdout.read()
-    assert demo.wait(60) == 130
-    assert "interrupted: the job is stopped" in rest
-    assert our_processes(tmp_path) == []
-    assert cluster.running(tmp_path / "demo") is None
-
-
-@pytest.mark.end_to_end
-def test_bad_jobs_fail_through_ray_job_submit_with_one_clear_error(tmp_path: Path) -> None:
-    """Larger than the cluster, an unknown key: the reason is printed and the exit code is not zero."""
-    done = session("up", "--config", str(TINY), "--run-dir", str(tmp_path))
-    try:
-        assert done.returncode == 0, done.stdout + done.stderr
-        address = done.stdout.split("--address ")[1].split()[0]
-        for arguments, expected in (
-            (["--config", str(TINY), "--set", "job.learner_ranks=9"], "needs 11 GPUs"),
-            (["--config", str(TINY), "--set", "train.stepz=9"], "did you mean 'steps'"),
-        ):
-            command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address]
-            command += ["--", "python", str(ROOT / "experiments" / "strat_across.py"), *arguments]
-            job = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            assert job.returncode != 0
-            # a set: Ray repeats the end of a failed job's log in its own closing message
-            lines = {line for line in (job.stdout + job.stderr).splitlines() if line.startswith("error: ")}
-            assert len(lines) == 1
-            assert expected in lines.pop()
-    finally:
-        stopped = session("down", "--run-dir", str(tmp_path))
-    assert stopped.returncode == 0
-    assert our_processes(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["--set", "cluster.sites.0.gpus=0"], "sites.0.gpus"),
-        (["--set", "cluster.links=[]"], "no path from"),
-        (["--set", "cluster"], "write it as key=value"),
-    ],
-)
-def test_faults_that_can_be_seen_at_once_start_nothing(arguments: list[str], expected: str, tmp_path: Path) -> None:
-    done = session("demo", "--run-dir", str(tmp_path), *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert expected in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
