@@ -127,16 +127,24 @@ def test_gathers_gate_and_reductions_follow() -> None:
     )
 
 
+@pytest.mark.parametrize(("gather_s", "start_s"), [(4.0, 3.0), (1.0, 0.5), (2.0, 1.0)])
+def test_parameters_are_needed_bucket_by_bucket(gather_s: float, start_s: float) -> None:
+    """Two buckets, F 2 s: the second is needed 1 s into the block, so F starts at max(g / 2, g - 1)."""
+    base = replace(with_collectives(), gather_S=((Phase(0, gather_s),),), reduce_S=())
+    found = simulate(order([[(F, 0, 0), (B, 0, 0)]], [0]), base, OverlapPolicy(buckets=2))
+    assert found.start_B[0] == pytest.approx(start_s)
+    assert found.end_H.max() == gather_s
+
+
 def test_buckets_leave_during_the_last_block_and_pipeline() -> None:
-    """Four buckets of 0.25 + 1 s leave at 6, 7, 8, 9 (B runs from 5 to 9): across from 6.25, then back to back."""
-    found = simulate(order([[(F, 0, 0), (B, 0, 0)]], [0]), with_collectives(), OverlapPolicy(buckets=4))
-    across = found.begin_H[found.tables.resource_H == 1]
-    assert across.tolist() == [6.25, 7.25, 8.25, 9.25]
-    assert found.step_s == pytest.approx(10.25 + 0.5 + 0.25)
-    late = simulate(
-        order([[(F, 0, 0), (B, 0, 0)]], [0]), with_collectives(), OverlapPolicy(buckets=4, reduce_overlap=False)
-    )
-    assert late.begin_H[late.tables.resource_H == 1].tolist() == [9.25, 10.25, 11.25, 12.25]
+    """Four buckets of 0.25 + 1 s leave at 3, 4, 5, 6 (B runs from 2 to 6): across from 3.25, then back to back."""
+    base = replace(with_collectives(), gather_S=())
+    schedule = order([[(F, 0, 0), (B, 0, 0)]], [0])
+    found = simulate(schedule, base, OverlapPolicy(buckets=4))
+    assert found.begin_H[found.tables.resource_H == 1].tolist() == [3.25, 4.25, 5.25, 6.25]
+    assert found.step_s == pytest.approx(7.25 + 0.5 + 0.25)
+    late = simulate(schedule, base, OverlapPolicy(buckets=4, reduce_overlap=False))
+    assert late.begin_H[late.tables.resource_H == 1].tolist() == [6.25, 7.25, 8.25, 9.25]
 
 
 def test_prefetch_depth_holds_gathers_back() -> None:
@@ -152,8 +160,8 @@ def test_prefetch_depth_holds_gathers_back() -> None:
 def test_priority_lets_messages_pass_collectives() -> None:
     """Ten buckets of 1 s are ready from 0.1 to 1.0 on a link; the messages of 0.5 s are ready at 2 and 3.
 
-    In order of readiness they start at 10.1 and 10.6. With priority after the transfer under way: at 2.1, and at 3.6
-    behind the bucket that took the link from 2.6.
+    In order of readiness they start at 10.1 and 10.6. With priority they interrupt: 2.0 and 3.0, and the bucket that
+    began at 1.1 ends at 2.6, the next at 4.1.
     """
     schedule = order([[(B, 0, 0), (F, 0, 1), (F, 1, 1)], [(F, 0, 0), (F, 1, 0)]], [0, 0, 1])
     base = work(2, (1, 1, 1, 1), occupied_s_SS=np.full((2, 2), 0.5), resource_SS=np.zeros((2, 2), np.int32))
@@ -162,7 +170,8 @@ def test_priority_lets_messages_pass_collectives() -> None:
     fair = simulate(schedule, base, OverlapPolicy(buckets=10, pipeline_priority=False))
     assert fair.sent_B[1:3] == pytest.approx([10.1, 10.6])
     urgent = simulate(schedule, base, OverlapPolicy(buckets=10))
-    assert urgent.sent_B[1:3] == pytest.approx([2.1, 3.6])
+    assert urgent.sent_B[1:3] == pytest.approx([2.0, 3.0])
+    assert urgent.end_H[:4] == pytest.approx([1.1, 2.6, 4.1, 5.1])
     assert urgent.step_s == pytest.approx(11.1)  # 10 s of buckets and 1 s of messages, from 0.1 on
 
 

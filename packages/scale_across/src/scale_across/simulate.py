@@ -38,6 +38,8 @@ class StepTimeline:
     arrive_B: Floats
     begin_H: Floats
     """Start of every leg of every collective."""
+    end_H: Floats
+    """When its resource was free again; longer than the leg if messages came in between."""
     done_J: Floats
 
     @property
@@ -98,7 +100,8 @@ def run_tables(tables: Tables, work: Work, policy: OverlapPolicy) -> StepTimelin
     blocks = len(tables.duration_B)
     start_B, sent_B = np.zeros(blocks), np.full(blocks, kernel.UNKNOWN)
     arrive_B, waiter_B = np.full(blocks, kernel.UNKNOWN), np.full(blocks, -1, np.int32)
-    free_R, begin_H = np.zeros(len(tables.replicas_R)), np.zeros(len(tables.resource_H))
+    free_R = np.zeros(len(tables.replicas_R))
+    begin_H, end_H = np.zeros(len(tables.resource_H)), np.zeros(len(tables.resource_H))
     done_J = np.where(tables.released_J, kernel.UNKNOWN, 0.0)
     common = (
         tables.first_S, tables.duration_B, tables.depends_B, tables.route_B, tables.resource_P, tables.occupied_s_P,
@@ -109,14 +112,14 @@ def run_tables(tables: Tables, work: Work, policy: OverlapPolicy) -> StepTimelin
     else:
         ran = kernel.run_events(
             *common, tables.special_B, tables.gate_X, tables.trigger_X, tables.item_T, tables.share_T, tables.phase_J,
-            tables.resource_H, tables.occupied_s_H, tables.latency_s_H, begin_H, done_J, policy.pipeline_priority,
-            policy.early_receive,
+            tables.resource_H, tables.occupied_s_H, tables.latency_s_H, begin_H, end_H, done_J,
+            policy.pipeline_priority, policy.early_receive,
         )  # fmt: skip
     if ran < blocks:
         raise ConfigError(f"schedule: only {ran} of {blocks} blocks can run; its order waits for itself")
     ends = float((start_B + tables.duration_B).max())
     step_s = max(ends, float(done_J.max(initial=0.0))) + work.optimizer_s
-    return StepTimeline(step_s, ends, tables, work, start_B, sent_B, arrive_B, begin_H, done_J)
+    return StepTimeline(step_s, ends, tables, work, start_B, sent_B, arrive_B, begin_H, end_H, done_J)
 
 
 def _one_sender_each(tables: Tables) -> bool:

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 UNKNOWN = -1.0
 _KIND = 1 << 32
-_BLOCK_END, _COLLECTIVE_READY, _COLLECTIVE_DONE, _RESOURCE_FREE = 0, 1, 2, 3
+_BLOCK_END, _READY, _DONE, _LEG_END = 0, 1, 2, 3
 
 
 @njit(cache=True, nogil=True)
@@ -156,6 +156,7 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
     occupied_s_H: Floats,
     latency_s_H: Floats,
     begin_H: Floats,
+    end_H: Floats,
     done_J: Floats,
     priority: bool,
     early_receive: bool,
@@ -165,9 +166,9 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
     special_B: -1, or the row X of a block that waits for a collective (gate_X: which, -1 none) or releases some:
     items item_T[trigger_X[x]:trigger_X[x + 1]], each when the share share_T of the block has run. A collective J is the
     chain of phases phase_J[j]:phase_J[j + 1]; those that no block releases have done_J = 0 on entry (others UNKNOWN)
-    and are ready at time 0. With `priority`, messages of blocks pass collectives that wait for the same resource (a
-    transfer under way is not interrupted). Without `early_receive` a message waits until its receiver has nothing
-    else to do.
+    and are ready at time 0. With `priority`, messages of blocks interrupt collectives on the same resource (packets
+    of two classes; the collective goes on after them), else all transfers go in order of readiness. Without
+    `early_receive` a message waits until its receiver has nothing else to do.
     """
     stages, items = len(first_S) - 1, len(phase_J) - 1
     next_S = first_S[:-1].copy()
@@ -178,13 +179,15 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
     head_R = np.full(len(free_R), -1, np.int32)
     tail_R = np.full(len(free_R), -1, np.int32)
     behind_J = np.full(items, -1, np.int32)
+    active_R = np.full(len(free_R), False)
+    owed_R = np.zeros(len(free_R))  # time that messages took from the collective under way
     time_Q = np.empty(stages + 2 * items + len(free_R) + 8)
     code_Q = np.empty(len(time_Q), np.int64)
     size, ran = 0, 0
     for j in range(items):
         if done_J[j] == 0.0:
             done_J[j] = UNKNOWN
-            size = _push(time_Q, code_Q, size, 0.0, _COLLECTIVE_READY * _KIND + j)
+            size = _push(time_Q, code_Q, size, 0.0, _READY * _KIND + j)
     wake = np.empty(stages + 1, np.int32)
     awake = 0
     for s in range(stages):
@@ -208,6 +211,8 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
                     r = resource_P[route]
                     sent_B[d] = max(max(free_S[s], ended_B[d]), free_R[r])
                     free_R[r] = sent_B[d] + occupied_s_P[route]
+                    if active_R[r]:
+                        owed_R[r] += occupied_s_P[route]
                     arrive_B[d] = free_R[r] + latency_s_P[route]
                 begin = max(begin, arrive_B[d])
             x = special_B[i]
@@ -220,7 +225,7 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
                     begin = max(begin, done_J[g])
                 for k in range(trigger_X[x], trigger_X[x + 1]):
                     ready = begin + share_T[k] * duration_B[i]
-                    size = _push(time_Q, code_Q, size, ready, _COLLECTIVE_READY * _KIND + item_T[k])
+                    size = _push(time_Q, code_Q, size, ready, _READY * _KIND + item_T[k])
             start_B[i] = begin
             next_S[s] = i + 1
             ran += 1
@@ -244,42 +249,50 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
                     r = resource_P[route]
                     sent_B[i] = max(now, free_R[r])
                     free_R[r] = sent_B[i] + occupied_s_P[route]
+                    if active_R[r]:
+                        owed_R[r] += occupied_s_P[route]
                     arrive_B[i] = free_R[r] + latency_s_P[route]
                 if not early_receive:
                     ended_B[i] = now
                 if w >= 0:
                     wake[awake] = w
                     awake += 1
-        elif kind == _COLLECTIVE_DONE:
+        elif kind == _DONE:
             done_J[j] = now
             if gate_waiter_J[j] >= 0:
                 wake[awake] = gate_waiter_J[j]
                 awake += 1
-        else:
-            r = j if kind == _RESOURCE_FREE else resource_H[at_J[j]]
-            if kind == _COLLECTIVE_READY:
-                if not priority:
-                    free_R[r] = max(free_R[r], now)
-                elif head_R[r] >= 0 or free_R[r] > now:  # wait; messages may pass
-                    if head_R[r] < 0:
-                        head_R[r] = j
-                        size = _push(time_Q, code_Q, size, free_R[r], _RESOURCE_FREE * _KIND + r)
-                    else:
-                        behind_J[tail_R[r]] = j
-                    tail_R[r] = j
-                    continue
-            elif free_R[r] > now:  # a message came in between
-                size = _push(time_Q, code_Q, size, free_R[r], _RESOURCE_FREE * _KIND + r)
+        elif kind == _LEG_END:
+            h = at_J[j]
+            r = resource_H[h]
+            if owed_R[r] > 0.0:
+                size = _push(time_Q, code_Q, size, now + owed_R[r], code)
+                owed_R[r] = 0.0
                 continue
-            else:
-                j = head_R[r]
+            end_H[h] = now
+            at_J[j] = h + 1
+            following = _READY if h + 1 < phase_J[j + 1] else _DONE
+            size = _push(time_Q, code_Q, size, now + latency_s_H[h], following * _KIND + j)
+            active_R[r] = False
+            j = head_R[r]
+            if j >= 0:
                 head_R[r] = behind_J[j]
+        else:
+            r = resource_H[at_J[j]]
+            if active_R[r]:  # wait behind the collectives that do
+                if head_R[r] < 0:
+                    head_R[r] = j
+                else:
+                    behind_J[tail_R[r]] = j
+                tail_R[r] = j
                 behind_J[j] = -1
+                continue
+        if kind == _READY or (kind == _LEG_END and j >= 0):  # this collective takes the resource
             h = at_J[j]
             begin_H[h] = max(now, free_R[r])
-            free_R[r] = begin_H[h] + occupied_s_H[h]
-            at_J[j] = h + 1
-            following = _COLLECTIVE_READY if h + 1 < phase_J[j + 1] else _COLLECTIVE_DONE
-            size = _push(time_Q, code_Q, size, free_R[r] + latency_s_H[h], following * _KIND + j)
-            if priority and head_R[r] >= 0:
-                size = _push(time_Q, code_Q, size, free_R[r], _RESOURCE_FREE * _KIND + r)
+            ends = begin_H[h] + occupied_s_H[h]
+            if priority:
+                active_R[r] = True
+            else:
+                free_R[r] = ends
+            size = _push(time_Q, code_Q, size, ends, _LEG_END * _KIND + j)

@@ -204,10 +204,12 @@ def _collectives(
         )
         if work.gather_S and work.gather_S[s]:
             for place, (block, v) in enumerate(forward):
-                if policy.prefetch and place >= policy.prefetch:
-                    releases.setdefault(forward[place - policy.prefetch][0], []).append((len(items), 0.0))
+                first = _needed_first(work.gather_S[s], float(work.duration_KV[F, v]), policy.buckets)
                 gates[block] = len(items)
-                items.append((f"gather {v}", work.gather_S[s], 1.0))
+                for part in (first, 1.0 - first) if first < 1.0 else (1.0,):
+                    if policy.prefetch and place >= policy.prefetch:
+                        releases.setdefault(forward[place - policy.prefetch][0], []).append((len(items), 0.0))
+                    items.append((f"gather {v}", work.gather_S[s], part))
         if work.reduce_S and work.reduce_S[s]:
             gradients = (kinds == W) | (kinds == B)
             for v in sorted(set(chunk_B[gradients].tolist())):
@@ -238,6 +240,17 @@ def _collectives(
         "names_J": tuple(name for name, _, _ in items),
         "released_J": released_J,
     }
+
+
+def _needed_first(legs: tuple[Phase, ...], forward_s: float, buckets: int) -> float:
+    """Share of a chunk's parameters that must be there when its first forward block starts.
+
+    Bucket k of n is needed when (k - 1) / n of the block have run. Gathered without a break in g seconds, all are in
+    time if the block starts after the first one, or, when gathering is slower than computing, g - (n - 1) / n of the
+    block's time after the beginning.
+    """
+    gather_s = sum(leg.occupied_s for leg in legs)
+    return max(1.0 / buckets, 1.0 - forward_s * (buckets - 1) / (buckets * gather_s)) if gather_s > 0 else 1.0
 
 
 def _repeated(tables: Tables, copies: int) -> Tables:

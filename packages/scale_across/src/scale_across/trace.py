@@ -25,9 +25,9 @@ MAX_GANTT_BARS = 200_000
 def trace_events(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
     """Events of the Trace Event Format, times in microseconds.
 
-    Process 1 has a track per stage with its blocks, process 2 one per resource with messages and collectives (arrows
-    lead from a block over its message to the block that waited for it), process 3 a counter per resource: 1 while it
-    carries something.
+    Process 1 has a track per stage with its blocks, process 2 two per resource, for messages and for collectives
+    (arrows lead from a block over its message to the block that waited for it), process 3 a counter per resource: how
+    many transfers it carries or has interrupted.
     """
     t = timeline.tables
     used = _used_resources(timeline)
@@ -43,16 +43,16 @@ def trace_events(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
         name = f"{NAMES[t.kind_B[i]]}{t.microbatch_B[i]} {stage_B[i]}→{route % (len(t.first_S) - 1)}"
         arrival = {"arrives_s": float(timeline.arrive_B[i])}
         length_s = float(t.occupied_s_P[route])
-        yield _slice(RESOURCES, resource, name, float(timeline.sent_B[i]), length_s, "message", arrival)
+        yield _slice(RESOURCES, 2 * resource, name, float(timeline.sent_B[i]), length_s, "message", arrival)
         end_s = float(timeline.start_B[i] + t.duration_B[i])
         yield _arrow("s", STAGES, int(stage_B[i]), i, end_s)
-        yield _arrow("t", RESOURCES, resource, i, float(timeline.sent_B[i]))
+        yield _arrow("t", RESOURCES, 2 * resource, i, float(timeline.sent_B[i]))
     for i in np.nonzero(t.depends_B >= 0)[0].tolist():
         yield _arrow("f", STAGES, int(stage_B[i]), int(t.depends_B[i]), float(timeline.start_B[i]))
     for j, name in enumerate(t.names_J):
         for h in range(t.phase_J[j], t.phase_J[j + 1]):
-            start_s, length_s = float(timeline.begin_H[h]), float(t.occupied_s_H[h])
-            yield _slice(RESOURCES, int(t.resource_H[h]), name, start_s, length_s, "collective", {})
+            start_s, end_s = float(timeline.begin_H[h]), float(timeline.end_H[h])
+            yield _slice(RESOURCES, 2 * int(t.resource_H[h]) + 1, name, start_s, end_s - start_s, "collective", {})
     yield from _load(timeline, used)
 
 
@@ -87,28 +87,41 @@ def _names(timeline: StepTimeline, used: list[int]) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "pid": STAGES, "tid": s, "name": "thread_name", "args": {"name": f"stage {s}"}}
         yield {"ph": "M", "pid": STAGES, "tid": s, "name": "thread_sort_index", "args": {"sort_index": s}}
     for r in used:
-        name = timeline.tables.names_R[r]
-        yield {"ph": "M", "pid": RESOURCES, "tid": r, "name": "thread_name", "args": {"name": name}}
+        for track, what in ((2 * r, "messages"), (2 * r + 1, "collectives")):
+            name = f"{timeline.tables.names_R[r]}: {what}"
+            yield {"ph": "M", "pid": RESOURCES, "tid": track, "name": "thread_name", "args": {"name": name}}
+            yield {
+                "ph": "M",
+                "pid": RESOURCES,
+                "tid": track,
+                "name": "thread_sort_index",
+                "args": {"sort_index": track},
+            }
 
 
-def _transfers(timeline: StepTimeline, resource: int) -> list[tuple[float, float]]:
-    """(start, length) in seconds of all transfers on a resource, in order."""
+def _messages(timeline: StepTimeline, resource: int) -> list[tuple[float, float]]:
+    """(start, length) in seconds of the messages on a resource."""
     t = timeline.tables
     sent = np.nonzero(timeline.sent_B >= 0)[0]
     sent = sent[t.resource_P[t.route_B[sent]] == resource]
-    legs = np.nonzero(t.resource_H == resource)[0]
-    starts = np.concatenate([timeline.sent_B[sent], timeline.begin_H[legs]])
-    lengths = np.concatenate([t.occupied_s_P[t.route_B[sent]], t.occupied_s_H[legs]])
-    order = np.argsort(starts, kind="stable")
-    return list(zip(starts[order].tolist(), lengths[order].tolist(), strict=True))
+    return list(zip(timeline.sent_B[sent].tolist(), t.occupied_s_P[t.route_B[sent]].tolist(), strict=True))
+
+
+def _collectives(timeline: StepTimeline, resource: int) -> list[tuple[float, float]]:
+    """(start, length) in seconds of the legs of collectives on a resource, interruptions included."""
+    legs = timeline.tables.resource_H == resource
+    begin_H, end_H = timeline.begin_H[legs], timeline.end_H[legs]
+    return list(zip(begin_H.tolist(), (end_H - begin_H).tolist(), strict=True))
 
 
 def _load(timeline: StepTimeline, used: list[int]) -> Iterator[dict[str, Any]]:
     for r in used:
-        for start_s, length_s in _transfers(timeline, r):
-            for at_s, value in ((start_s, 1), (start_s + length_s, 0)):
-                name = timeline.tables.names_R[r]
-                yield {"ph": "C", "pid": LOAD, "name": name, "ts": round(at_s * 1e6, 3), "args": {"busy": value}}
+        name, carried = timeline.tables.names_R[r], 0
+        spans = _messages(timeline, r) + _collectives(timeline, r)
+        changes = [(start, 1) for start, _ in spans] + [(start + length, -1) for start, length in spans]
+        for at_s, change in sorted(changes):
+            carried += change
+            yield {"ph": "C", "pid": LOAD, "name": name, "ts": round(at_s * 1e6, 3), "args": {"transfers": carried}}
 
 
 def write_trace(timeline: StepTimeline, path: Path) -> None:
@@ -190,9 +203,6 @@ def _bars(timeline: StepTimeline, begin_s: float, end_s: float) -> list[tuple[in
             starts, lengths = timeline.start_B[mine][chosen], t.duration_B[mine][chosen]
             bars.append((s, colour, inside(list(zip(starts.tolist(), lengths.tolist(), strict=True)))))
     for row, r in enumerate(_used_resources(timeline), start=stages):
-        legs = t.resource_H == r
-        collectives = set(zip(timeline.begin_H[legs].tolist(), t.occupied_s_H[legs].tolist(), strict=True))
-        transfers = _transfers(timeline, r)
-        bars.append((row, MESSAGE_COLOUR, inside([span for span in transfers if span not in collectives])))
-        bars.append((row, COLLECTIVE_COLOUR, inside(sorted(collectives))))
+        bars.append((row, COLLECTIVE_COLOUR, inside(_collectives(timeline, r))))
+        bars.append((row, MESSAGE_COLOUR, inside(_messages(timeline, r))))
     return [bar for bar in bars if bar[2]]
