@@ -175,6 +175,33 @@ def test_priority_lets_messages_pass_collectives() -> None:
     assert urgent.step_s == pytest.approx(11.1)  # 10 s of buckets and 1 s of messages, from 0.1 on
 
 
+def test_a_v_shape_turns_without_a_message() -> None:
+    """Chunks on devices 0, 1, 1, 0; F = D = W = 1 and messages of 1 s.
+
+    F0 0-1, message, F1 2-3, F2 3-4, message, F3 5-6, D3 6-7, message, D2 8-9, D1 9-10, message, D0 11-12; the weight
+    gradients fill gaps: W3 7-8 on device 0, W2 and W1 behind D1, W0 at the end.
+    """
+    v_shape = order(
+        [
+            [(F, 0, 0), (F, 0, 1), (D, 0, 1), (W, 0, 1), (D, 0, 0), (W, 0, 0)],
+            [(F, 0, 0), (F, 0, 1), (D, 0, 1), (D, 0, 0), (W, 0, 1), (W, 0, 0)],
+        ],
+        [0, 1, 1, 0],
+    )
+    base = replace(work(2, (1, 1, 1, 2), occupied_s_SS=np.ones((2, 2))), duration_KV=np.ones((4, 4)))
+    found = simulate(v_shape, base)
+    assert found.start_B.tolist() == [0, 5, 6, 7, 11, 12, 2, 3, 8, 9, 10, 11]
+    assert (found.sent_B >= 0).sum() == 4
+
+
+def test_slices_go_forward_in_order_and_back_in_reverse() -> None:
+    """Two slices of one microbatch over two stages, blocks and messages of 1 s: transmission and compute overlap."""
+    rows = [[(F, 0, 0), (F, 0, 0), (D, 0, 0), (D, 0, 0)]] * 2
+    sliced = replace(order(rows, [0, 1]), slice_SN=np.array([[0, 1, 1, 0]] * 2, np.int16))
+    found = simulate(sliced, work(2, (1, 1, 1, 2), occupied_s_SS=np.ones((2, 2))))
+    assert found.start_B.tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+
+
 def test_a_schedule_with_a_hole_is_refused() -> None:
     with pytest.raises(ConfigError, match="microbatch 1 at virtual stage 1 has no forward block at virtual stage 0"):
         simulate(order([[(F, 0, 0)], [(F, 0, 0), (F, 1, 0)]], [0, 1]), work(2, (1, 1, 1, 1)))

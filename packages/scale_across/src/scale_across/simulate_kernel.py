@@ -132,6 +132,18 @@ def _pop(time_Q: Floats, code_Q: npt.NDArray[np.int64], size: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _send(
+    ready: float, occupied_s: float, r: int, free_R: Floats, active_R: npt.NDArray[np.bool_], owed_R: Floats
+) -> float:
+    """Put a message on resource r, before a collective under way; returns when it starts."""
+    begin = max(ready, free_R[r])
+    free_R[r] = begin + occupied_s
+    if active_R[r]:
+        owed_R[r] += occupied_s
+    return begin
+
+
+@njit(cache=True, nogil=True)
 def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and every branch changes several
     first_S: Ints,
     duration_B: Floats,
@@ -207,13 +219,10 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
                     if early_receive or ended_B[d] < 0.0:
                         waiter_B[d] = s
                         continue
-                    route = route_B[d]
-                    r = resource_P[route]
-                    sent_B[d] = max(max(free_S[s], ended_B[d]), free_R[r])
-                    free_R[r] = sent_B[d] + occupied_s_P[route]
-                    if active_R[r]:
-                        owed_R[r] += occupied_s_P[route]
-                    arrive_B[d] = free_R[r] + latency_s_P[route]
+                    size_s = occupied_s_P[route_B[d]]
+                    r = resource_P[route_B[d]]
+                    sent_B[d] = _send(max(free_S[s], ended_B[d]), size_s, r, free_R, active_R, owed_R)
+                    arrive_B[d] = sent_B[d] + size_s + latency_s_P[route_B[d]]
                 begin = max(begin, arrive_B[d])
             x = special_B[i]
             if x >= 0:
@@ -246,12 +255,8 @@ def run_events(  # noqa: C901 -- one loop: the state is some twenty arrays, and 
                 free_S[s] = now + exposed * occupied_s_P[route]
                 w = waiter_B[i]
                 if early_receive or w >= 0:
-                    r = resource_P[route]
-                    sent_B[i] = max(now, free_R[r])
-                    free_R[r] = sent_B[i] + occupied_s_P[route]
-                    if active_R[r]:
-                        owed_R[r] += occupied_s_P[route]
-                    arrive_B[i] = free_R[r] + latency_s_P[route]
+                    sent_B[i] = _send(now, occupied_s_P[route], resource_P[route], free_R, active_R, owed_R)
+                    arrive_B[i] = sent_B[i] + occupied_s_P[route] + latency_s_P[route]
                 if not early_receive:
                     ended_B[i] = now
                 if w >= 0:
