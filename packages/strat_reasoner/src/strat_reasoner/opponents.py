@@ -29,7 +29,8 @@ class RandomPlayer:
 
     def act(self, decisions: Sequence[Decision], states: Sequence[Any], rng: np.random.Generator) -> list[Move]:
         """See `Player.act`."""
-        return [_move(decision, int(rng.integers(len(decision.legal)))) for decision in decisions]
+        chosen = rng.integers([len(decision.legal) for decision in decisions]).tolist()
+        return [move_at(decision, index) for decision, index in zip(decisions, chosen, strict=True)]
 
 
 class TablePlayer:
@@ -40,10 +41,15 @@ class TablePlayer:
 
     def act(self, decisions: Sequence[Decision], states: Sequence[Any], rng: np.random.Generator) -> list[Move]:
         """See `Player.act`."""
-        return [_move(d, int(rng.choice(len(d.legal), p=self.table[d.infoset]))) for d in decisions]
+        drawn = rng.random(len(decisions))
+        return [
+            move_at(d, min(int((self.table[d.infoset].cumsum() <= u).sum()), len(d.legal) - 1))
+            for d, u in zip(decisions, drawn, strict=True)
+        ]
 
 
-def _move(decision: Decision, index: int) -> Move:
+def move_at(decision: Decision, index: int) -> Move:
+    """The legal move at `index` of the decision."""
     return Move(decision.legal[index], decision.words[index])
 
 

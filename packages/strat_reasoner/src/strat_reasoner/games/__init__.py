@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+import numpy as np
 import pyspiel
 
 from common.config import ConfigError
@@ -17,7 +18,7 @@ from strat_reasoner.games.liars_dice import LIARS_DICE
 from strat_reasoner.games.negotiation import NEGOTIATION
 from strat_reasoner.games.tic_tac_toe import TIC_TAC_TOE
 
-__all__ = ["Decision", "Game", "Move", "Player", "decision", "get_game", "load", "names"]
+__all__ = ["Decision", "Game", "Move", "Player", "advance_chance", "decision", "get_game", "load", "names"]
 
 _ALL = (
     KUHN,
@@ -69,3 +70,18 @@ def decision(game: Game, state: Any) -> Decision:
         facts=game.render_facts(state, seat),
         prompt=game.render_prompt(state, seat),
     )
+
+
+def advance_chance(state: Any, rng: np.random.Generator) -> None:
+    """Let chance act until a player must, or the game is over."""
+    while state.is_chance_node():
+        state.apply_action(_drawn(state.chance_outcomes(), rng.random()))
+
+
+def _drawn(outcomes: list[tuple[int, float]], uniform: float) -> int:
+    """The outcome at `uniform` of the cumulative distribution; `Generator.choice` takes ten times as long."""
+    for action, probability in outcomes:
+        uniform -= probability
+        if uniform < 0:
+            return action
+    return outcomes[-1][0]

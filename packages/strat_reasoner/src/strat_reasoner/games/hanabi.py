@@ -6,11 +6,11 @@ hands of 5, 8 information and 3 life tokens. The score is the number of cards in
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from strat_reasoner.games.base import Game, observation
@@ -39,7 +39,11 @@ class View(NamedTuple):
 
 def view(state: Any, seat: int) -> View:
     """Read OpenSpiel's observation string of the player to move."""
-    text = state.observation_string(seat)
+    return _read(state.observation_string(seat))
+
+
+@functools.lru_cache(maxsize=64)  # facts, prompt and intents of one decision ask in turn
+def _read(text: str) -> View:
     numbers = {name: int(number) for name, number in _NUMBERS.findall(text)}
     head, hands = text.split("Hands:\n")
     own, partner = hands.split("-----\n")
@@ -111,7 +115,7 @@ class Hanabi:
             f"Discards: {' '.join(seen.discards) or 'none'}.\nLegal moves: {legal}."
         )
 
-    @cached_property
+    @functools.cached_property
     def moves(self) -> tuple[str, ...]:
         """The move's name of every OpenSpiel action id."""
         cards = range(1, self.hand + 1)

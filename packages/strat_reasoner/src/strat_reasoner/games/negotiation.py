@@ -6,6 +6,7 @@ without an agreement both get nothing. The returns need not sum to zero.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -28,7 +29,12 @@ class View(NamedTuple):
 
 def view(state: Any, seat: int) -> View:
     """Read OpenSpiel's information-state string."""
-    pool, values, _, *offers = state.information_state_string(seat).strip().splitlines()
+    return _read(state.information_state_string(seat))
+
+
+@functools.lru_cache(maxsize=64)  # facts, prompt and intents of one decision ask in turn
+def _read(text: str) -> View:
+    pool, values, _, *offers = text.strip().splitlines()
     numbers = [tuple(map(int, _COUNT.findall(line))) for line in (pool, values, *offers)]
     return View(numbers[0], numbers[1], tuple(numbers[2:]))
 
