@@ -58,7 +58,7 @@ class GameTree:
         """The legal part of a flat vector."""
         return {infoset: flat[at : at + self.count[infoset]] for infoset, at in self.first.items()}
 
-    def _reach(self, flat_BX: np.ndarray, seat: int) -> np.ndarray:
+    def reach(self, flat_BX: np.ndarray, seat: int) -> np.ndarray:
         """Probability that `seat` plays towards each end: shape B x T."""
         padded = np.concatenate([flat_BX, np.ones((*flat_BX.shape[:-1], 1))], axis=-1)
         reach = np.ones((*flat_BX.shape[:-1], len(self.chance_T)))
@@ -77,53 +77,56 @@ class GameTree:
         """
         weight: np.ndarray = self.chance_T
         for seat, flat in enumerate(policies):
-            weight = weight * self._reach(flat, seat)
+            weight = weight * self.reach(flat, seat)
         return weight @ self.returns_TS
 
-    def best_response(self, policies: list[np.ndarray], seat: int, sign: float = 1.0) -> tuple[float, PolicyTable]:
-        """The exact best response of `seat` to the other seats' flat policies, and its expected return.
+    def best_responses(self, policies: list[np.ndarray], seat: int, sign: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """The exact best response of `seat` to the other seats' flat policies, for many policies at once.
 
         Works back from the last own decision: with perfect recall all histories of an information state share the own
         past, so entries can be compared by the return that they lead to, weighted with what chance and the others do.
 
         Args:
-            policies: one flat policy (X,) per seat; that of `seat` is not read.
+            policies: one flat policy (B, X) per seat; that of `seat` is not read.
             sign: -1 gives the worst response (it never gives an illegal answer either).
+
+        Returns:
+            Expected returns (B,), and the responses as flat policies (B, X).
         """
-        value_T = sign * self.chance_T * self.returns_TS[:, seat]
+        batch = len(policies[seat - 1])
+        value_BT = np.tile(sign * self.chance_T * self.returns_TS[:, seat], (batch, 1))
         for other, flat in enumerate(policies):
             if other != seat:
-                value_T = value_T * self._reach(flat, other)
-        path_TD = self.path_STD[seat]
-        choice_X = np.zeros(self.size + 1)
-        for column in path_TD.T[::-1]:
+                value_BT *= self.reach(flat, other)
+        starts = np.flatnonzero(np.diff(self.block_X, prepend=-1))
+        choice_BX = np.zeros((batch, self.size))
+        for column in self.path_STD[seat].T[::-1]:
             here = column < self.size
             if not here.any():
                 continue
-            worth = np.bincount(column[here], value_T[here], minlength=self.size)
-            worth[self.illegal_X] = -np.inf
-            reached = np.unique(self.block_X[column[here]])
-            best = self._best_entries(worth, reached)
-            choice_X[best] = 1.0
-            value_T = np.where(here, value_T * choice_X[column], value_T)
-        return sign * float(value_T.sum()), self._as_table(choice_X[:-1], seat)
+            entries = column[here] + self.size * np.arange(batch)[:, None]
+            worth = np.bincount(entries.ravel(), value_BT[:, here].ravel(), minlength=batch * self.size)
+            worth_BX = np.where(self.illegal_X, -np.inf, worth.reshape(batch, self.size))
+            highest = np.maximum.reduceat(worth_BX, starts, axis=1)[:, self.block_X]
+            candidates = np.where(worth_BX == highest, np.arange(self.size), self.size)
+            best = np.minimum.reduceat(candidates, starts, axis=1)[:, np.unique(self.block_X[column[here]])]
+            np.put_along_axis(choice_BX, best, 1.0, axis=1)
+            value_BT[:, here] *= choice_BX[:, column[here]]
+        return sign * value_BT.sum(1), choice_BX
 
-    def _best_entries(self, worth: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """The entry of greatest worth in each block; the first of equals."""
-        order = np.lexsort((np.arange(self.size), -worth, self.block_X))
-        starts = np.searchsorted(self.block_X[order], blocks)
-        best: np.ndarray = order[starts]
-        return best
-
-    def _as_table(self, flat: np.ndarray, seat: int) -> PolicyTable:
+    def best_response(self, policies: list[np.ndarray], seat: int, sign: float = 1.0) -> tuple[float, PolicyTable]:
+        """As `best_responses` for one flat policy (X,) per seat: the value, and the response as a table."""
+        values, choices = self.best_responses([flat[None] for flat in policies], seat, sign)
         states = decision_states(self.game)
-        return {k: row for k, row in self.table(flat).items() if states[k].current_player() == seat}
+        table = {k: row for k, row in self.table(choices[0]).items() if states[k].current_player() == seat}
+        return float(values[0]), table
 
-    def nash_conv(self, flat: np.ndarray) -> float:
-        """What best responses gain over the policy, summed over the seats."""
+    def exploitability(self, flat_BX: np.ndarray) -> np.ndarray:
+        """NashConv / seats of each policy: what best responses gain over it on average. Shape (B,)."""
         seats = self.returns_TS.shape[1]
-        own = self.values([flat] * seats)
-        return sum(self.best_response([flat] * seats, seat)[0] - float(own[seat]) for seat in range(seats))
+        best = sum(self.best_responses([flat_BX] * seats, seat)[0] for seat in range(seats))
+        gain: np.ndarray = (best - self.values([flat_BX] * seats).sum(-1)) / seats
+        return gain
 
 
 @functools.cache
