@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,7 @@ from scale_across.topology import Topology
 from scale_across.validate import Regret, RowError, SourceScore, overall_bias, regrets, row_error, score
 
 SHIPPED = Path(__file__).resolve().parents[4] / "tests" / "data"
-TABLES = ("measured_training.csv", "vtrain_multi_node.csv", "vtrain_single_node.csv")
+TABLES = ("measured_training.csv", "vtrain_multi_node.csv", "vtrain_single_node.csv", "crosspipe_two_sites.csv")
 GIB = 2.0**30
 
 _PARTS = {
@@ -164,6 +165,7 @@ def validate(
     rows: Annotated[bool, typer.Option("--rows", help="each row's prediction")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print a JSON list of objects")] = False,
     regret: Annotated[bool, typer.Option("--regret", help="what choosing by prediction costs, per model")] = False,
+    sites: Annotated[int, typer.Option(help="equal sites of a file with CrossPipe's columns")] = 2,
 ) -> None:
     """Compare predictions with published measurements.
 
@@ -172,8 +174,13 @@ def validate(
 
     Example: scale-across validate my_runs.csv --rows
     """
-    cases = [case for path in files or _shipped() for case in read_cases(path)]
+    pipelines = [path for path in files or _shipped() if _is_crosspipe(path)]
+    cases = [case for path in files or _shipped() if path not in pipelines for case in read_cases(path)]
     errors = [row_error(case) for case in cases]
+    for path in pipelines:
+        from scale_across.validate_crosspipe import row_errors  # compiles schedules
+
+        errors += row_errors(path, sites)
     if rows:
         _print_rows(errors, as_json)
         return
@@ -183,7 +190,7 @@ def validate(
         return
     Console().print(_score_table(scores))
     if regret:
-        Console().print(_regret_table(regrets(errors, cases)))
+        Console().print(_regret_table(regrets(errors[: len(cases)], cases)))
 
 
 def _shipped() -> list[Path]:
@@ -191,7 +198,16 @@ def _shipped() -> list[Path]:
         raise ConfigError(
             "validate: the measurements are in the repository's tests/data, not in the package; name files"
         )
-    return [SHIPPED / name for name in (*TABLES, "crosspipe_two_sites.csv") if (SHIPPED / name).is_file()]
+    return [SHIPPED / name for name in TABLES]
+
+
+def _is_crosspipe(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as a table ({error})") from None
+    return {"lat_over_tf", "bw_over_tf", "seconds_per_microbatch"} <= {name.strip() for name in header}
 
 
 def _plain_score(line: SourceScore) -> dict[str, object]:
@@ -200,11 +216,11 @@ def _plain_score(line: SourceScore) -> dict[str, object]:
 
 
 def _score_table(scores: list[SourceScore]) -> Table:
-    bias = overall_bias(scores)
+    bias = overall_bias([line for line in scores if not line.source.startswith("crosspipe")])
     table = Table(title="Predicted against measured step time", title_justify="left", caption_justify="left")
-    table.caption = f"overall bias {bias:+.1%}, sources weighted equally"
+    table.caption = f"overall bias of training steps {bias:+.1%}, sources weighted equally"
     for column in ("source", "rows", "cells", "mean abs", "median abs", "bias", "worst"):
-        table.add_column(column, justify="left" if column == "source" else "right")
+        table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
     for s in scores:
         table.add_row(
             s.source, str(s.rows), str(s.cells), f"{s.mean_abs_error:.1%}", f"{s.median_abs_error:.1%}",

@@ -40,7 +40,7 @@ from scale_across.compute import (
 from scale_across.jit import formula
 from scale_across.memory import FRAGMENTATION, RESERVED_BYTES, held_microbatch_layers, layer_activation_bytes
 from scale_across.parallelism import Parallelism
-from scale_across.traffic import boundary_s, data_parallel_s, split_layers, stalled_s
+from scale_across.traffic import boundary_s, data_parallel_s, round_trip_period_s, split_layers, stalled_s
 
 LAUNCHES_PER_COLLECTIVE = 2.0
 """A collective costs the host two launches: the kernel on its own stream, and the events that order the streams."""
@@ -211,6 +211,7 @@ def estimate_row(
     head_launch_s = 20.0 * stack.dispatch_s
     if pp == 1:
         busy_s = model.layers * (per_layer_s + comm_s) + embed_s + vocab_s
+        middle_s = last_s = 0.0
         slowest_s = sum_s = stalled_s(busy_s, model.layers * launch_s + head_launch_s)
         slow_layers, slow_extra_s = model.layers, embed_s + vocab_s
     else:
@@ -240,7 +241,10 @@ def estimate_row(
     exposed_s = (1.0 - stack.pp_overlap) * 2.0 * chunks * worst_s
     round_trip_s = sum_s + 2.0 * (chunks * boundaries_s + (chunks - 1.0) * worst_s)
     in_flight = pp + (pp - 1.0) / chunks if chunks > 1 else pp
-    period_s = max(slowest_s + exposed_s, round_trip_s / in_flight) if pp > 1 else slowest_s
+    period_s = slowest_s
+    if pp > 1:
+        least_s = round_trip_period_s(tiers_TF, message, pp, stride, chunks, middle_s, last_s)
+        period_s = max(slowest_s + exposed_s, round_trip_s / in_flight, least_s)
     fill_s = (sum_s - slowest_s) / chunks
     pp_s = microbatches * (period_s - slowest_s) + 2.0 * boundaries_s
 

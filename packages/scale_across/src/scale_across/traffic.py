@@ -55,6 +55,29 @@ def boundary_s(tiers_TF: Tiers, nbytes: float, pp: float, stride: float) -> tupl
 
 
 @formula
+def round_trip_period_s(
+    tiers_TF: Tiers, nbytes: float, pp: float, stride: float, chunks: float, middle_s: float, last_s: float
+) -> float:
+    """Least period of a microbatch that the messages over each tier allow.
+
+    A stage's outgoing stream carries one message per chunk and direction. And of the boundaries of a tier the last has
+    least time: with 1F1B the stage before the last n - 1 has n microbatches under way, so n periods cover the compute
+    of n stages and one message each way; interleaved, its last chunk has 2 n - 1 chunk blocks under way.
+    """
+    least_s = 0.0
+    for tier in range(1, len(tiers_TF)):
+        inside = tiers_TF[tier - 1, 0] / stride  # stages of a domain
+        behind = pp - math.ceil(math.floor((pp - 1.0) / inside) * inside)
+        if behind < pp:
+            n = behind + 1.0
+            wire_s = chunks * nbytes / tiers_TF[tier, 1]
+            trip_s = (n - 1.0) * middle_s + last_s + 2.0 * (wire_s + chunks * tiers_TF[tier, 2])
+            both_ways = 2.0 if inside <= 1.0 and pp > 2 else 1.0
+            least_s = max(least_s, both_ways * wire_s, trip_s / (n if chunks == 1 else 2.0 * n - 1.0))
+    return least_s
+
+
+@formula
 def stalled_s(busy_s: float, launch_s: float) -> float:
     """Seconds of work that keeps the GPU busy for `busy_s` and the host for `launch_s`.
 
@@ -100,19 +123,19 @@ def data_parallel_s(
         whole = replicas if part == 0 else expert_replicas
         if count <= 0 or whole <= 1:
             continue
-        reduce_s += phase_s(tiers_TF, count * wire, size, step, reduction)
-        gather_s += phase_s(tiers_TF, count * (wire if plan.zero == 0 else parameter_bytes), size, step, reduction)
+        pieces = buckets if plan.zero == 3 else 1.0
+        count = count / pieces
+        reduce_s += pieces * phase_s(tiers_TF, count * wire, size, step, reduction)
+        gathered = count * (wire if plan.zero == 0 else parameter_bytes)
+        gather_s += pieces * phase_s(tiers_TF, gathered, size, step, reduction)
         outer = whole / size
         if outer > 1:
-            reduce_s += all_reduce_s(tiers_TF, count * wire / size, outer, step * size, reduction)
-    if plan.zero == 3:
-        reduce_s *= microbatches
-        gather_s *= 2.0 * microbatches
-        window_s = microbatches * (forward_s + backward_s)
-        sent_s = reduce_s + gather_s
-        if stack.dp_overlap <= 0:
-            return sent_s
-        return max(sent_s - stack.dp_overlap * window_s, sent_s / (buckets * microbatches))
+            reduce_s += pieces * all_reduce_s(tiers_TF, count * wire / size, outer, step * size, reduction)
+    if plan.zero == 3:  # every layer of every microbatch has its own: forward a gather, backward one more and a scatter
+        hidden = stack.dp_overlap * microbatches
+        forward_sent_s, backward_sent_s = microbatches * gather_s, microbatches * (gather_s + reduce_s)
+        exposed_s = max(forward_sent_s - hidden * forward_s, forward_sent_s / (buckets * microbatches))
+        return exposed_s + max(backward_sent_s - hidden * backward_s, backward_sent_s / (buckets * microbatches))
     if stack.dp_overlap <= 0:
         return reduce_s + gather_s
     exposed_s = max(reduce_s - stack.dp_overlap * backward_s, reduce_s / buckets)

@@ -1,0 +1,124 @@
+"""The published static schedules, each as a function from numbers of stages, microbatches and chunks to a Schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from common.config import ConfigError
+from scale_across.pipeline import Pipeline, greedy
+from scale_across.schedule import B, Block, D, F, Schedule, W, loop_devices, wave_devices
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forward, then all backward (Huang et al. 2019)."""
+    order: list[Block] = [(F, m, 0, 0) for m in range(microbatches)] + [(B, m, 0, 0) for m in range(microbatches)]
+    return Schedule.from_orders("gpipe", [order] * stages, range(stages))
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """1F1B (PipeDream-Flush, Narayanan et al. 2021): stage s runs stages - s forwards, then one of each in turn."""
+    return Schedule.from_orders(
+        "1f1b", [_one_f_one_b(min(stages - 1 - s, microbatches), microbatches) for s in range(stages)], range(stages)
+    )
+
+
+def _one_f_one_b(warm: int, microbatches: int) -> list[Block]:
+    order: list[Block] = [(F, m, 0, 0) for m in range(warm)]
+    for m in range(microbatches - warm):
+        order += [(F, warm + m, 0, 0), (B, m, 0, 0)]
+    return order + [(B, m, 0, 0) for m in range(microbatches - warm, microbatches)]
+
+
+def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Interleaved 1F1B, depth first (Narayanan et al. 2021): groups of `stages` microbatches pass chunk by chunk.
+
+    Raises:
+        ConfigError: the microbatches are no multiple of the stages.
+    """
+    if microbatches % stages:
+        raise ConfigError(f"interleaved: {microbatches} microbatches are no multiple of {stages} stages")
+    total = microbatches * chunks
+
+    def unit(index: int, forward: bool) -> Block:
+        group, inside = divmod(index, stages * chunks)
+        chunk, microbatch = divmod(inside, stages)
+        return (
+            (F, group * stages + microbatch, chunk, 0)
+            if forward
+            else (B, group * stages + microbatch, chunks - 1 - chunk, 0)
+        )
+
+    orders = []
+    for s in range(stages):
+        warm = min(total, 2 * (stages - 1 - s) + (chunks - 1) * stages) if chunks > 1 else min(total, stages - 1 - s)
+        order = [unit(i, True) for i in range(warm)]
+        for i in range(total - warm):
+            order += [unit(warm + i, True), unit(i, False)]
+        orders.append(order + [unit(i, False) for i in range(total - warm, total)])
+    return Schedule.from_orders("interleaved_1f1b", orders, loop_devices(stages, chunks))
+
+
+def breadth_first(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Breadth-first (Lamy-Poirier 2023): all microbatches through a chunk before the next one; memory of GPipe."""
+    order: list[Block] = [(F, m, c, 0) for c in range(chunks) for m in range(microbatches)]
+    order += [(B, m, c, 0) for c in reversed(range(chunks)) for m in range(microbatches)]
+    return Schedule.from_orders("breadth_first", [order] * stages, loop_devices(stages, chunks))
+
+
+def _unit_pipeline(stages: int, microbatches: int, devices: list[int], limit: list[int]) -> Pipeline:
+    return Pipeline.uniform(devices, stages, microbatches, f_s=1.0, d_s=1.0, w_s=1.0, limit_units_S=limit)
+
+
+def zb_h1(stages: int, microbatches: int) -> Schedule:
+    """ZB-H1, "ZB-1p" (Qi et al. 2023): 1F1B with split gradients; stage s puts off s weight gradients.
+
+    All stages hold at most `stages` microbatches. Bubble (stages - 1)(F + D - W).
+    """
+    orders = [_zero_bubble(stages - s, s, microbatches) for s in range(stages)]
+    return Schedule.from_orders("zb_h1", orders, range(stages))
+
+
+def zb_h2(stages: int, microbatches: int) -> Schedule:
+    """ZB-H2, "ZB-2p": nearly twice the memory, 2 stages - 1, and no bubble at F = D = W."""
+    orders = [_zero_bubble(2 * (stages - s) - 1, 2 * s, microbatches) for s in range(stages)]
+    return Schedule.from_orders("zb_h2", orders, range(stages))
+
+
+def _zero_bubble(warm: int, put_off: int, microbatches: int) -> list[Block]:
+    """`warm` forwards, then D, the W of `put_off` microbatches before, and F, in turn."""
+    warm = min(warm, microbatches)
+    order: list[Block] = [(F, m, 0, 0) for m in range(warm)]
+    for m in range(microbatches):
+        order.append((D, m, 0, 0))
+        if m >= put_off:
+            order.append((W, m - put_off, 0, 0))
+        if warm + m < microbatches:
+            order.append((F, warm + m, 0, 0))
+    return order + [(W, m, 0, 0) for m in range(max(0, microbatches - put_off), microbatches)]
+
+
+def zb_v(stages: int, microbatches: int) -> Schedule:
+    """ZB-V (Qi et al. 2024): two chunks in a V, every stage holds at most `stages` microbatches (2 x stages chunks)."""
+    pipeline = _unit_pipeline(stages, microbatches, wave_devices(stages, 2), [2 * stages] * stages)
+    return greedy(pipeline, "zb_v").schedule
+
+
+STATIC: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_v": zb_v,
+}
+
+
+def bubble_share(schedule: Schedule, start_SN: np.ndarray, end_SN: np.ndarray) -> float:
+    """Share of the longest stage's span, from its first block to its last, in which it is idle."""
+    real = schedule.kind_SN >= 0
+    begin = np.where(real, start_SN, np.inf).min(axis=1)
+    finish = np.where(real, end_SN, -np.inf).max(axis=1)
+    busy = np.where(real, end_SN - start_SN, 0.0).sum(axis=1)
+    worst = int(np.argmax(finish - begin))
+    return float(1 - busy[worst] / (finish[worst] - begin[worst]))
