@@ -64,6 +64,11 @@ def test_a_run_without_preset_is_built_from_its_columns(tmp_path: Path) -> None:
     assert len(case.model.layers) == 24
     assert case.free == ("microbatch",)
     assert {plan.microbatch for plan in case.plans} == {1, 2, 4, 8}
+    file.write_text(f"{HEADER}\nmine,tiny,h100-sxm,8,16,24,2048,8192,16,,,2048,64,1,,,,,,,1f1b,,iteration_s,1.0,\n")
+    (open_case,) = read_cases(file)
+    assert open_case.free == ("tp", "pp", "dp", "recompute")
+    assert all(plan.gpus == 16 for plan in open_case.plans)
+    assert len({plan.recompute for plan in open_case.plans}) == 3
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_a_run_without_preset_is_built_from_its_columns(tmp_path: Path) -> None:
         (f"{HEADER}\nonly,three,cells\n", "line 2 has not the 25 columns"),
         (f"{HEADER}\n" + ROW.format(microbatch="1", value="-3"), "line 2: value is '-3'; it must be a number above 0"),
         (f"{HEADER}\n" + ROW.format(microbatch="x", value="1"), "line 2: microbatch is 'x'; it must be a number"),
-        (f"{HEADER}\n" + ROW.format(microbatch="3", value="1"), r"line 2: .*do not divide the global batch 64"),
+        (f"{HEADER}\n" + ROW.format(microbatch="3", value="1"), r"line 2: .*microbatch 3.* do not divide the 16 GPUs"),
         (f"{HEADER}\n" + ROW.format(microbatch="1", value="1").replace("h100-sxm", "h1"), "accelerator 'h1' is unk"),
         (f"{HEADER}\n" + ROW.format(microbatch="1", value="nan"), "value is 'nan'"),
     ],

@@ -20,6 +20,7 @@ from scale_across.estimate import Setup, TrainingJob
 from scale_across.measurements import read_cases
 from scale_across.model_presets import load_model
 from scale_across.parallelism import ORDER, RECOMPUTE, Parallelism, describe, from_mapping
+from scale_across.site_network import load_cluster
 from scale_across.step import Estimate
 from scale_across.topology import Topology
 from scale_across.validate import Regret, RowError, SourceScore, overall_bias, regrets, row_error, score
@@ -116,7 +117,7 @@ def predict(
 def _topology(name_or_path: str, overrides: list[str]) -> Topology:
     if not overrides:
         return Topology.load(name_or_path)
-    data = config.apply_overrides(config.read_yaml(name_or_path), overrides)
+    data = config.apply_overrides(load_cluster(name_or_path).model_dump(mode="json"), overrides)
     return Topology.from_cluster(config.validate(ClusterSpec, data, where=name_or_path))
 
 

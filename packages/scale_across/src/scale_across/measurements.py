@@ -1,7 +1,7 @@
 """Published measurements as cases to predict: three CSV formats, recognised by their header.
 
 An empty cell means that the publication does not say. Then every plausible value is tried and the fastest that fits
-memory is taken, as the authors tuned theirs; `Case.free` says which keys were chosen that way.
+memory is taken (the fastest if none fits), as the authors tuned theirs; `Case.free` says which keys were chosen so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from scale_across.collectives import Tiers
 from scale_across.hardware import Accelerator
 from scale_across.model import ModelShape, gpt
 from scale_across.model_presets import load_model
-from scale_across.parallelism import DP_OUTERMOST, FULL, NONE, Parallelism, from_mapping
+from scale_across.parallelism import DP_OUTERMOST, FULL, NONE, RECOMPUTE, Parallelism, from_mapping
 from scale_across.stack import Stack
 
 Row = Mapping[str, str]
@@ -213,8 +214,6 @@ def _measured_case(row: Row, stem: str) -> Case:
     chosen_stack = _stack(row, gpu)
     batch, seq, gpus = _whole(row, "global_batch"), _whole(row, "seq_len"), _whole(row, "gpus")
     plans, free = _plans(row, model, chosen_stack, batch)
-    for plan in plans:
-        _check_product(plan, gpus)
     if row["metric"] not in METRICS:
         raise ConfigError(f"metric is {row['metric']!r}; it can be {', '.join(METRICS)}")
     tiers_TF = flat_tiers(gpu, _whole(row, "gpus_per_node", gpu.node_gpus))
@@ -285,33 +284,53 @@ def _stack(row: Row, gpu: Accelerator) -> Stack:
 
 
 def _plans(row: Row, model: ModelShape, chosen: Stack, batch: int) -> tuple[tuple[Parallelism, ...], tuple[str, ...]]:
-    tp, cp, pp = (_whole(row, key, 1) for key in ("tp", "cp", "pp"))
-    dp, ep = _whole(row, "dp", 1), _whole(row, "ep", 1)
-    note, schedule = row.get("note", "").lower(), row.get("schedule", "")
-    recompute = row.get("recompute") or "none"
-    modern = chosen.flash_attention
-    sp = int(tp > 1 and (modern or ("sequence parallelism" in note and "no sequence parallelism" not in note)))
-    fsdp = "torchtitan" in chosen.name
-    base = {
-        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": tp if ep > 1 else 1, "sp": sp, "recompute": recompute,
-        "zero": 3 if fsdp else int(modern), "order": DP_OUTERMOST if row["source"].startswith("llama3") else "pp",
-    }  # fmt: skip
+    """Every plan that agrees with the row, and the keys that it leaves open."""
+    note, schedule, layers = row.get("note", "").lower(), row.get("schedule", ""), len(model.layers)
+    gpus, heads = _whole(row, "gpus"), model.layers[0].attention.heads
     free: list[str] = []
-    microbatches = _plausible(row, "microbatch", [1, 2, 4, 8], free)
-    chunk_counts = [c for c in range(1, 33) if c == 1 or len(model.layers) % (pp * c) in (0, -2 % (pp * c))]
-    interleaves = _plausible(row, "interleave", chunk_counts if "interleaved" in schedule else [1], free)
+    axes: dict[str, list[Any]] = {
+        "tp": _plausible(row, "tp", [t for t in (1, 2, 4, 8) if heads % t == 0], free),
+        "cp": [_whole(row, "cp", 1)],
+        "ep": [_whole(row, "ep", 1)],
+        "pp": _plausible(row, "pp", [p for p in range(1, 65) if layers % p == 0 or (layers + 2) % p == 0], free),
+        "dp": _plausible(row, "dp", [d for d in range(1, gpus + 1) if gpus % d == 0 and batch % d == 0], free),
+        "microbatch": _plausible(row, "microbatch", [1, 2, 4, 8], free),
+        "recompute": [row["recompute"]] if row.get("recompute") else list(RECOMPUTE),
+        "interleave": _plausible(row, "interleave", list(range(1, 33)) if "interleaved" in schedule else [1], free),
+    }
+    if not row.get("recompute"):
+        free.append("recompute")
+    told_sp = "sequence parallelism" in note and "no sequence parallelism" not in note
+    fixed = {
+        "zero": 3 if "torchtitan" in chosen.name else int(chosen.flash_attention),
+        "order": DP_OUTERMOST if row["source"].startswith("llama3") else "pp",
+    }
     plans = []
-    for mb, chunks in itertools.product(microbatches, interleaves):
-        plan = from_mapping({**base, "microbatch": mb, "chunks": chunks})
-        if batch % (dp * mb) == 0 and (chunks == 1 or (batch // (dp * mb)) % pp == 0):
-            plans.append(plan)
+    for values in itertools.product(*axes.values()):
+        found = dict(zip(axes, values, strict=True))
+        chunks = int(found.pop("interleave"))
+        tp, pp, dp = int(found["tp"]), int(found["pp"]), int(found["dp"])
+        if tp * int(found["cp"]) * pp * dp != gpus or batch % (dp * int(found["microbatch"])):
+            continue
+        stages_fit = layers % (pp * chunks) == 0 or (layers + 2) % (pp * chunks) == 0
+        microbatches = batch // (dp * int(found["microbatch"]))
+        if chunks > 1 and (not stages_fit or pp == 1 or microbatches % pp):
+            continue
+        sp = int(tp > 1 and (chosen.flash_attention or told_sp))
+        etp = tp if int(found["ep"]) > 1 else 1
+        plans.append(from_mapping({**found, **fixed, "chunks": chunks, "sp": sp, "etp": etp}))
     if not plans:
-        raise ConfigError(f"dp {dp} and microbatch {row.get('microbatch')} do not divide the global batch {batch}")
+        product = " x ".join(f"{axis} {row.get(axis) or '?'}" for axis in ("tp", "cp", "pp", "dp"))
+        raise ConfigError(
+            f"{product}, microbatch {row.get('microbatch') or '?'}, interleave {row.get('interleave') or '?'} do not "
+            f"divide the {gpus} GPUs, the {layers} layers and the global batch {batch}"
+        )
     return tuple(plans), tuple(free)
 
 
 def _plausible(row: Row, key: str, values: list[int], free: list[str]) -> list[int]:
     if row.get(key, "") != "":
         return [_whole(row, key)]
-    free.append(key)
+    if len(values) > 1:
+        free.append(key)
     return values

@@ -50,9 +50,13 @@ def setup_of(case: Case) -> Setup:
 
 
 def predict(case: Case, setup: Setup | None = None) -> tuple[Estimate, Parallelism]:
-    """The estimate of the case's plan; of the fastest plausible one where the publication leaves something open."""
+    """The estimate of the case's plan; where the publication leaves something open, of the fastest that fits memory."""
     setup = setup or setup_of(case)
-    return min(((setup.estimate(plan), plan) for plan in case.plans), key=lambda found: found[0].total_s)
+    if len(case.plans) == 1:
+        return setup.estimate(case.plans[0]), case.plans[0]
+    found = [(setup.estimate(plan), plan) for plan in case.plans]
+    fitting = [pair for pair in found if pair[0].memory_bytes <= setup.gpu.memory_bytes]
+    return min(fitting or found, key=lambda pair: pair[0].total_s)
 
 
 def row_error(case: Case) -> RowError:
