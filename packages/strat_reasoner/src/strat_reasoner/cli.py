@@ -1,4 +1,4 @@
-"""The command line of Strat-Reasoner: train on one machine, and evaluate a checkpoint.
+"""The command line of Strat-Reasoner: train on one machine, evaluate players, and play against one.
 
 `experiments/strat_across.py` trains over several sites; this is the same method in one process.
 """
@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,14 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common import checkpoint, config
 from common.config import ConfigError
+from common.tracking import Tracker
 from strat_reasoner.config import TrainConfig
-from strat_reasoner.evaluate import bootstrap, estimate_table, exploitability, value_against
-from strat_reasoner.games import get_game
+from strat_reasoner.evaluate_report import Report, evaluate_player
+from strat_reasoner.games import Game, get_game, names
+from strat_reasoner.games import load as spiel_game
 from strat_reasoner.model_player import ModelPlayer
-from strat_reasoner.opponents import equilibrium
-from strat_reasoner.policy import numpy_rng
+from strat_reasoner.opponents_named import make_player
 from strat_reasoner.rollout import RolloutWorker
+from strat_reasoner.terminal import play_person
 from strat_reasoner.train import LocalRoles, StepRecord, run_step
+from strat_reasoner.transcripts import Transcript, sample_games
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
 SAVE_EVERY = 10
@@ -93,42 +97,125 @@ def _line(record: StepRecord) -> str:
     return f"kl {m['train/kl']:.3f} S {m['score/total']:.2f} malformed {m['rollout/malformed']:.1%}"
 
 
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="the player to measure: a checkpoint folder, or a name as for --opponent")
+]
+OpponentOption = Annotated[
+    str,
+    typer.Option(
+        "--opponent",
+        help="random, first-legal, equilibrium, perfect, mcts:SIMULATIONS, best-response:PLAYER, a checkpoint folder, "
+        "or a pool like 2*random,1*mcts:100",
+    ),
+]
+GameOption = Annotated[str | None, typer.Option("--game", help="default: the game of the checkpoint")]
+
+
 @app.command()
 def evaluate(
-    path: Annotated[Path, typer.Argument(help="a checkpoint folder (step-NNNNNN), or the folder that holds them")],
-    samples: Annotated[int, typer.Option("--samples", help="reasonings per information state")] = 256,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    policy: PolicyOption,
+    opponent: OpponentOption = "random",
+    game_name: GameOption = None,
+    games: Annotated[int, typer.Option("--games", min=1, help="played games in each seat")] = 500,
+    samples: Annotated[int, typer.Option("--samples", min=2, help="answers per information state")] = 256,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Ray tasks at once; 0: this process")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    transcripts: Annotated[Path | None, typer.Option("--transcripts", help="write some games here as text")] = None,
+    mlflow_uri: Annotated[str | None, typer.Option("--mlflow", help="record into MLflow at this address")] = None,
 ) -> None:
-    """Exact value and exploitability of a checkpoint's policy, with 95 % intervals.
+    """Win rates, returns and exact values of a player against an opponent, in every seat, with 95 % intervals.
 
-    Example: strat-reasoner evaluate out --samples 512
+    Examples:
+
+      strat-reasoner evaluate --policy out --opponent equilibrium
+
+      strat-reasoner evaluate --policy random --game tic-tac-toe --opponent mcts:1000 --workers 2 --json
     """
+    game = _game_of([policy, opponent], game_name)
+    player = make_player(policy, game, load_player, seed)
+    other = make_player(opponent, game, load_player, seed)
+    with _progress() as progress:
+        bar = progress.add_task("games", total=games * spiel_game(game).num_players())
+        report = evaluate_player(
+            game, player, other, games, samples, seed, workers, lambda count: progress.advance(bar, count)
+        )
+    text = sample_games(game, player, other, seed) if transcripts or mlflow_uri else None
+    if transcripts and text:
+        text.write(transcripts)
+    if mlflow_uri and text:
+        _record(mlflow_uri, report, text)
+    print(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()))
+
+
+def _record(uri: str, report: Report, text: Transcript) -> None:
+    """One MLflow run with the report's metrics, the whole report and the transcripts."""
+    tracker = Tracker(uri, "strat-reasoner evaluate", f"{report.policy} against {report.opponent}")
+    tracker.params({"game": report.game, "policy": report.policy, "opponent": report.opponent, "seed": report.seed})
+    tracker.metrics(report.metrics())
+    tracker.text(json.dumps(report.as_dict(), indent=1), "evaluation.json")
+    tracker.text(text.text(), "transcripts.txt")
+    tracker.close()
+
+
+@app.command()
+def play(
+    opponent: OpponentOption,
+    game_name: GameOption = None,
+    seat: Annotated[int, typer.Option("--seat", min=0, help="your seat; 0 moves first")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="default: another game each time")] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="show reasoning at once, not when the game is over")] = False,
+    transcript: Annotated[Path | None, typer.Option("--transcript", help="write the game here as text")] = None,
+) -> None:
+    """Play one game in the terminal; what a model reasoned is shown at the end (it may name its hidden card).
+
+    Examples:
+
+      strat-reasoner play --opponent out
+
+      strat-reasoner play --opponent mcts:100 --game connect-four --seat 1
+    """
+    game = _game_of([opponent], game_name)
+    seats = spiel_game(game).num_players()
+    if seat >= seats:
+        raise ConfigError(f"--seat: {seat} is not a seat of {game.name}; give 0 to {seats - 1}")
+    chosen = seed if seed is not None else secrets.randbelow(2**31)
+    played = play_person(game, make_player(opponent, game, load_player, chosen), seat, chosen, reveal)
+    if transcript:
+        played.write(transcript)
+
+
+def _game_of(players: list[str], name: str | None) -> Game:
+    """The game asked for, or that of the first saved model."""
+    if name:
+        return get_game(name)
+    for text in players:
+        if Path(text).is_dir():
+            return get_game(_saved(Path(text))[1].game)
+    raise ConfigError(f"--game: is needed without a checkpoint; games are {', '.join(names())}")
+
+
+def _saved(path: Path) -> tuple[checkpoint.Checkpoint, TrainConfig]:
     found = checkpoint.load(path) if (path / checkpoint.META).exists() else checkpoint.load_latest(path)
     if found is None:
         raise ConfigError(f"{path}: holds no checkpoint (a folder step-NNNNNN with {checkpoint.META})")
-    cfg = config.validate(TrainConfig, found.meta["config"], where=str(path))
+    return found, config.validate(TrainConfig, found.meta["config"], where=str(path))
+
+
+def load_player(path: Path, game: Game) -> ModelPlayer:
+    """The model of a checkpoint folder (step-NNNNNN, or the folder that holds them) as a player of `game`."""
+    found, cfg = _saved(path)
+    if cfg.game != game.name:
+        raise ConfigError(f"{path}: was trained for {cfg.game}, not for {game.name}; give --game {cfg.game}")
     worker = RolloutWorker(cfg)
     worker.load_weights(found.tensors["policy"])
-    game = get_game(cfg.game)
-    player = ModelPlayer(worker.model, worker.vocabulary, cfg.rollout)
-    table = estimate_table(player, game, samples, numpy_rng(seed, "table"))
-    solved, rng = equilibrium(game), numpy_rng(seed, "bootstrap")
-    results: dict[str, Any] = {"step": found.step, "illegal_rate": table.illegal_rate}
-    intervals = {"exploitability": bootstrap(lambda t: exploitability(game, t), table, rng)}
-    for seat in (0, 1):
-        name = f"value_against_equilibrium_seat{seat}"
-        intervals[name] = bootstrap(lambda t, s=seat: value_against(game, t, solved, s), table, rng)  # type: ignore[misc]
-    if as_json:
-        print(json.dumps(results | {name: vars(value) for name, value in intervals.items()}, indent=1))
-        return
-    Console().print(f"step {found.step}, illegal answers {table.illegal_rate:.1%}", highlight=False)
-    for name, value in intervals.items():
-        print(f"{name}: {value}")
+    return ModelPlayer(worker.model, worker.vocabulary, cfg.rollout, name=f"{path.name} (step {found.step})")
 
 
 def _progress() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    """On standard error, so that standard output can be piped."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def main() -> None:
