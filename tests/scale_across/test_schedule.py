@@ -26,6 +26,7 @@ from scale_across.schedules_static import (
     STATIC,
     breadth_first,
     bubble_share,
+    dualpipe_v,
     gpipe,
     interleaved,
     one_f_one_b,
@@ -78,6 +79,17 @@ def test_bubbles_follow_their_formulas_at_unequal_times() -> None:
         (breadth_first(p, m, 4), (p - 1) * (f_s + d_s + w_s) / 4),
     ):
         assert run(schedule, unit(schedule, f_s, d_s, w_s)).makespan_s == pytest.approx(work + idle_s)
+
+
+def test_dualpipe_v_idles_less_than_its_formula_with_paired_blocks() -> None:
+    """By chunk: ours (P-1)(F+D-W); the formula (P-1)(F&B + B - 3W), with F&B = F + B, is (P-1)(F + 2D - W)."""
+    f_s, d_s, w_s, p, m = 1.0, 1.25, 0.75, 4, 20
+    schedule = dualpipe_v(p, m)
+    validate(schedule, memory_limit=p + 0.5)
+    idle_s = run(schedule, unit(schedule, 2 * f_s, 2 * d_s, 2 * w_s)).makespan_s - 2 * m * (f_s + d_s + w_s)
+    assert idle_s == pytest.approx((p - 1) * (f_s + d_s - w_s))
+    with pytest.raises(ConfigError, match="3 microbatches; at least 8 for 4 stages"):
+        dualpipe_v(4, 3)
 
 
 def test_memory_is_what_the_schedules_promise() -> None:

@@ -14,6 +14,7 @@ from common.config import ConfigError
 from scale_across.cli import app
 from scale_across.pipeline import run
 from scale_across.schedule import check_timeline, validate
+from scale_across.schedule_bounds import family_bounds_s, unidirectional_bound_s
 from scale_across.schedules_cross import (
     Setting,
     best_greedy,
@@ -21,7 +22,6 @@ from scale_across.schedules_cross import (
     cross_ud_sub,
     cross_wave,
     ours,
-    unidirectional_bound_s,
 )
 from scale_across.validate_crosspipe import PUBLISHED_TIMES, TableRow, predict, read_rows, setting
 
@@ -60,12 +60,14 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SETTINGS)
 def test_every_schedule_is_valid_within_memory_and_not_below_the_bound(where: Setting) -> None:
-    for found in (cross_ud_sub(where), cross_wave(where, proposals=0), *ours(where, proposals=0, slices=(2,)).values()):
+    bounds_s = {f"{family} x{n}": bound for n in (1, 2) for family, bound in family_bounds_s(where, n).items()}
+    for label, found in ours(where, proposals=300, slices=(1, 2)).items():
         validate(found.schedule, memory_limit=where.memory)
         check_timeline(found.schedule, found.start_SN, found.end_SN - found.start_SN)
+        assert found.makespan_s >= bounds_s[label] - 1e-9
     unidirectional = cross_ud(where, proposals=200)
     assert unidirectional.makespan_s >= unidirectional_bound_s(where) - 1e-9
     assert unidirectional.makespan_s <= cross_ud_sub(where).makespan_s

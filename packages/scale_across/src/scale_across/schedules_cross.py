@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from common.config import ConfigError
 from scale_across.pipeline import Pipeline, Rule, Run, anneal, greedy, run
 from scale_across.schedule import Schedule, local_v_devices, wave_devices
@@ -127,52 +125,3 @@ def ours(setting: Setting, proposals: int = 40_000, slices: Sequence[int] = (1, 
         label = f"{family} x{count}"
         found[label] = improved(setting.pipeline(devices, count), label, proposals, also)
     return found
-
-
-def unidirectional_bound_s(setting: Setting) -> float:
-    """No unidirectional schedule of whole blocks is shorter: busy stage, busy link, rounds of memory.
-
-    At stage s let f_j be the earliest start of F_j, a_j the earliest arrival of what D_j needs. With R the time from
-    the start of F_j here to that arrival (all later stages and links, there and back), c the microbatches that memory
-    lets be in flight, and `link` the longer of a message's time on the link and a block of the next stages:
-
-        a_j >= f_j + R,   a_j >= a_(j-1) + link
-        f_j >= f_(j-1) + F,   f_j >= a_(j-c) + D + W  (the activations of j - c must have gone)
-        f_j >= a_i + (j - c - i + 1)(D + W) + (j - i - c) F   for i <= j - c: the work here between the two
-
-    and the step ends no earlier than a_i + what this stage must still do then, or the way of the last gradient to
-    stage 0. With checkpoints (recompute) memory binds D to W only; rounds are not counted then.
-    """
-    p, m = setting.stages, setting.microbatches
-    f, d, w = setting.f_s, setting.d_s, setting.w_s
-    hop = setting.occupied_s + setting.latency_s
-    each = p // setting.sites
-    limit = setting.memory if setting.checkpoint == 1.0 else m
-    best = 0.0
-    for s in range(p):
-        before, after = s // each, setting.sites - 1 - s // each
-        link = max(d, setting.occupied_s if after else 0.0) if s < p - 1 else 0.0
-        there_and_back = (p - s) * f + (p - s - 1) * d + 2 * after * hop
-        first = s * f + before * hop
-        tail = max(w, s * d + before * hop + (w if s else 0.0))
-        starts: list[float] = []
-        arrivals: list[float] = []
-        for j in range(m):
-            start = first if j == 0 else starts[-1] + max(f, setting.occupied_s if before else 0.0)
-            for i in range(j - limit + 1):
-                start = max(start, arrivals[i] + (j - limit - i + 1) * (d + w) + (j - i - limit) * f)
-            arrival = start + there_and_back
-            if j:
-                arrival = max(arrival, arrivals[-1] + link)
-            starts.append(start)
-            arrivals.append(arrival)
-        for i in range(m):
-            left = max(0, m - i - limit) * f + (m - i) * (d + w)  # F_1..F_(i+c) can be done by then
-            best = max(best, arrivals[i] + left)
-        best = max(best, arrivals[-1] + d + tail, first + m * (f + d + w))
-    return best
-
-
-def summary(found: Run, setting: Setting) -> float:
-    """Seconds per microbatch."""
-    return float(np.round(found.makespan_s / setting.microbatches, 6))

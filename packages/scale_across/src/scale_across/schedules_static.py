@@ -105,6 +105,72 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     return greedy(pipeline, "zb_v").schedule
 
 
+def dualpipe_v(stages: int, microbatches: int) -> Schedule:
+    """DualPipeV (DeepSeek, the "cut in half" DualPipe): two chunks in a V, forward and backward of the two in turn.
+
+    Eight phases per stage, as published with DualPipe. Its bubble formula, (stages - 1)(F&B + B - 3 W), counts a paired
+    forward and backward as one block F&B whose outputs leave at its end. Here they run one after the other and the
+    first output leaves early: (stages - 1)(F + D - W), in block times of a chunk.
+
+    Raises:
+        ConfigError: fewer than two microbatches per stage.
+    """
+    if microbatches < 2 * stages:
+        raise ConfigError(f"dualpipe_v: {microbatches} microbatches; at least {2 * stages} for {stages} stages")
+    orders = [_dualpipe_v_stage(stages, s, microbatches) for s in range(stages)]
+    return Schedule.from_orders("dualpipe_v", orders, wave_devices(stages, 2))
+
+
+def _dualpipe_v_stage(stages: int, s: int, microbatches: int) -> list[Block]:
+    order: list[Block] = []
+    count: dict[tuple[int, int], int] = {}
+    pending: list[tuple[int, int]] = []
+
+    def add(kind: int, chunk: int, split: bool = False) -> None:
+        step = F if kind == F else B
+        m = count.get((step, chunk), 0)
+        count[step, chunk] = m + 1
+        if split:
+            order.append((D, m, chunk, 0))
+            pending.append((m, chunk))
+        else:
+            order.append((kind, m, chunk, 0))
+
+    def weight() -> None:
+        m, chunk = pending.pop(0)
+        order.append((W, m, chunk, 0))
+
+    rest = stages - s - 1
+    for _ in range(2 * rest):
+        add(F, 0)
+    for _ in range(s + 1):
+        add(F, 0)
+        add(F, 1)
+    for _ in range(rest):
+        add(B, 1, split=True)
+        weight()
+        add(F, 1)
+    for _ in range(microbatches - 2 * stages + s + 1):
+        add(F, 0)
+        add(B, 1)
+        add(F, 1)
+        add(B, 0)
+    for _ in range(rest):
+        add(B, 1)
+        add(F, 1)
+        add(B, 0)
+    for i in range(s + 1):  # the second half splits its gradients and puts the weights' off
+        half = (s + 1) // 2
+        add(B, 1, split=i > half or (i == half and s % 2 == 1))
+        add(B, 0, split=i >= half)
+    for _ in range(rest):
+        weight()
+        add(B, 0, split=True)
+    while pending:
+        weight()
+    return order
+
+
 STATIC: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
