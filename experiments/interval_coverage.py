@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import track
@@ -27,6 +28,8 @@ from strat_reasoner.opponents import PolicyTable, TablePlayer, equilibrium, mix,
 
 KUHN = get_game("kuhn")
 SAMPLES, GAMES, SEAT = 128, 200, 0
+SHARES = (0.5, 0.9)
+"""Policies: half way from uniform play to the equilibrium, and near it."""
 RESULT = Path(__file__).parent / "results" / "interval_coverage.json"
 
 
@@ -49,13 +52,14 @@ def exact_win_rate(table: PolicyTable, opponent: PolicyTable) -> float:
     return float(reach_T[tree.returns_TS[:, SEAT] > 0].sum())
 
 
-def study(repeats: int, samples: int = SAMPLES, games: int = GAMES) -> dict[str, float]:
-    """Coverage of each interval over `repeats` evaluations of a policy half way from uniform to the equilibrium."""
+def study(repeats: int, share: float, samples: int = SAMPLES, games: int = GAMES) -> dict[str, float]:
+    """Coverage of each interval over `repeats` evaluations of `share` equilibrium and the rest uniform play."""
     solved = equilibrium(KUHN)
-    policy = mix(solved, uniform_table(KUHN), 0.5)
+    policy = mix(solved, uniform_table(KUHN), share)
     exact = {
         "table_value_drawn_moves": value_against(KUHN, policy, solved, SEAT),
         "table_value": value_against(KUHN, policy, solved, SEAT),
+        "table_exploitability_drawn_moves": exploitability(KUHN, policy),
         "table_exploitability": exploitability(KUHN, policy),
         "played_return": value_against(KUHN, policy, solved, SEAT),
         "played_win_rate": exact_win_rate(policy, solved),
@@ -69,6 +73,7 @@ def study(repeats: int, samples: int = SAMPLES, games: int = GAMES) -> dict[str,
         intervals: dict[str, Interval] = {
             "table_value_drawn_moves": value_interval(KUHN, drawn, solved, SEAT, rng),
             "table_value": value_interval(KUHN, averaged, solved, SEAT, rng),
+            "table_exploitability_drawn_moves": exploitability_interval(KUHN, drawn, rng),
             "table_exploitability": exploitability_interval(KUHN, averaged, rng),
             "played_return": match.mean_return(rng),
             "played_win_rate": match.win_rate,
@@ -102,7 +107,9 @@ def variance_ratio(repeats: int, games: int = 240) -> float:
 def main() -> None:
     """Run the study and write its result."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    result = {"repeats": repeats, "samples": SAMPLES, "games": GAMES} | study(repeats)
+    result: dict[str, Any] = {"repeats": repeats, "samples": SAMPLES, "games": GAMES}
+    for share in SHARES:
+        result[f"equilibrium_share_{share}"] = study(repeats, share)
     result["standard_error_ratio_play_to_table"] = variance_ratio(repeats)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")

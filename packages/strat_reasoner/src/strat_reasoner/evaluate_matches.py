@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,11 +188,16 @@ def _runner(workers: int) -> Iterator[Callable[[list[Any]], Iterator[MatchResult
     if workers == 0:
         yield lambda calls: (play_matches(*call) for call in calls)
         return
+    from common.cluster import LOOPBACK, QUIET_ENV
+
+    for name, value in QUIET_ENV.items():  # Ray reads some of it when it is imported
+        os.environ.setdefault(name, value)
     import ray  # seconds to import, and most callers do without
 
     started = not ray.is_initialized()
     if started:
-        ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        ray.init("local", num_cpus=workers, _node_ip_address=LOOPBACK, **quiet)
     task = ray.remote(num_cpus=1)(play_matches)
 
     def run(calls: list[Any]) -> Iterator[MatchResult]:
