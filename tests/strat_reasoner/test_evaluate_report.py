@@ -144,14 +144,34 @@ def test_bradley_terry_gives_the_odds_of_two_and_ranks_many() -> None:
     assert np.isfinite(bradley_terry(np.array([[0.0, 10.0], [0.0, 0.0]]))).all()
 
 
+def test_poker_is_rated_by_chips_not_by_games_won() -> None:
+    players = [RandomPlayer(), TablePlayer(equilibrium(KUHN), "equilibrium")]
+    random_play, solved = tournament(KUHN, players, 1500, seed=0).ratings(np.random.default_rng(0), 50)
+    assert solved.value > random_play.value
+
+
 def test_a_tournament_ranks_players_as_they_play() -> None:
     players = [RandomPlayer(), PerfectPlayer(BOARD), MctsPlayer(BOARD, 20, 1)]
     played = tournament(BOARD, players, 40, seed=0)
     ratings = played.ratings(np.random.default_rng(0), 50)
     assert ratings[1].value > ratings[2].value > ratings[0].value
     assert ratings[0].high < ratings[1].low
-    with pytest.raises(ValueError, match="two opponents"):
+    with pytest.raises(ConfigError, match="zero-sum game of two"):
         tournament(get_game("mini-hanabi"), players, 2, seed=0)
+    arguments = [
+        "rate",
+        "--game",
+        "tic-tac-toe",
+        "--player",
+        "perfect",
+        "--player",
+        "random",
+        "--games",
+        "20",
+        "--json",
+    ]
+    printed = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert printed["perfect"]["low"] > printed["random"]["high"]
 
 
 @pytest.mark.cluster

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,6 +21,7 @@ from common import checkpoint, config
 from common.config import ConfigError
 from common.tracking import Tracker
 from strat_reasoner.config import TrainConfig
+from strat_reasoner.evaluate_rating import tournament
 from strat_reasoner.evaluate_report import Report, evaluate_player
 from strat_reasoner.games import Game, get_game, names
 from strat_reasoner.games import load as spiel_game
@@ -156,6 +158,31 @@ def _record(uri: str, report: Report, text: Transcript) -> None:
     tracker.text(json.dumps(report.as_dict(), indent=1), "evaluation.json")
     tracker.text(text.text(), "transcripts.txt")
     tracker.close()
+
+
+@app.command()
+def rate(
+    game_name: Annotated[str, typer.Option("--game")],
+    players: Annotated[list[str], typer.Option("--player", help="give it for each; as --opponent of `evaluate`")],
+    games: Annotated[int, typer.Option("--games", min=1, help="games of each pair in each order of seats")] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Ray tasks at once; 0: this process")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Elo ratings (Bradley-Terry) of checkpoints and opponents that all play each other, with 95 % intervals.
+
+    Example: strat-reasoner rate --game kuhn --player out/step-000000 --player out/step-000040 --player equilibrium
+    """
+    game = get_game(game_name)
+    if len(players) < 2:
+        raise ConfigError("--player: give at least two")
+    found = tournament(game, [make_player(text, game, load_player, seed) for text in players], games, seed, workers)
+    ratings = dict(zip(players, found.ratings(np.random.default_rng(seed)), strict=True))
+    if as_json:
+        print(json.dumps({name: vars(rating) for name, rating in ratings.items()}, indent=1))
+        return
+    for name, rating in sorted(ratings.items(), key=lambda item: -item[1].value):
+        print(f"{rating.value:+7.0f} [{rating.low:+.0f}, {rating.high:+.0f}]  {name}")
 
 
 @app.command()

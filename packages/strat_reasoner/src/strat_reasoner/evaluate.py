@@ -2,8 +2,8 @@
 
 A model's policy is a random text followed by a move. Its table is estimated at every information state: sample
 reasonings, and for each take the exact probability of every legal move given that reasoning (Rao-Blackwell), which
-varies far less than drawn moves. From the table OpenSpiel computes values and exploitability exactly; what remains is
-the sampling error of the table, and the bootstrap over the samples carries it through.
+varies far less than drawn moves. From the table the flattened tree gives values and exploitability
+exactly; what remains is the sampling error of the table, and the bootstrap over the samples carries it through.
 """
 
 from __future__ import annotations

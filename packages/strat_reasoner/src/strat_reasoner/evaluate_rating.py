@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyspiel
 
+from common.config import ConfigError
 from strat_reasoner.evaluate_intervals import BOOTSTRAPS, Interval, percentile_interval
 from strat_reasoner.evaluate_matches import play_long
 from strat_reasoner.games import Game, Player, load
@@ -19,7 +21,7 @@ PRIOR_GAMES = 1.0
 
 @dataclass(frozen=True)
 class Tournament:
-    """Results of every pair: `points[i, j]` are the points of i against j in each game (1 win, 1/2 draw, 0 loss)."""
+    """Results of every pair: `points[i, j]` are the points of i against j in each game, from 0 to 1; j has the rest."""
 
     names: tuple[str, ...]
     points: dict[tuple[int, int], np.ndarray]
@@ -65,11 +67,16 @@ def bradley_terry(wins: np.ndarray, iterations: int = 500, prior: float = PRIOR_
 
 
 def tournament(game: Game, players: Sequence[Player], games: int, seed: int, workers: int = 0) -> Tournament:
-    """Every pair plays `games` games of a two-player game in each order of the seats, all pairs on the same deals."""
-    if load(game).num_players() != 2 or game.shared_reward:
-        raise ValueError(f"{game.name}: a rating needs a game of two opponents")
+    """Every pair plays `games` games in each order of the seats, all pairs on the same deals.
+
+    Points are returns scaled to 0..1, half for a draw. Where stakes differ, as in poker, wins alone would mislead: in
+    Kuhn, uniform play wins more games against the equilibrium than it loses, but fewer chips.
+    """
+    spiel = load(game)
+    if spiel.num_players() != 2 or spiel.get_type().utility != pyspiel.GameType.Utility.ZERO_SUM:
+        raise ConfigError(f"{game.name}: ratings need a zero-sum game of two players")
     points = {}
     for i, j in itertools.combinations(range(len(players)), 2):
         results = [play_long(game, players[i], players[j], seat, games, seed, workers) for seat in (0, 1)]
-        points[i, j] = np.concatenate([(np.sign(result.returns) + 1) / 2 for result in results])
+        points[i, j] = np.concatenate([0.5 + result.returns / (2 * spiel.max_utility()) for result in results])
     return Tournament(tuple(player.name for player in players), points)
