@@ -142,12 +142,13 @@ def evaluate(
         report = evaluate_player(
             game, player, other, games, samples, seed, workers, lambda count: progress.advance(bar, count)
         )
-    text = sample_games(game, player, other, seed) if transcripts or mlflow_uri else None
-    if transcripts and text:
-        text.write(transcripts)
-    if mlflow_uri and text:
-        _record(mlflow_uri, report, text)
-    print(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()))
+    print(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()), flush=True)
+    if transcripts or mlflow_uri:
+        text = sample_games(game, player, other, seed)
+        if transcripts:
+            text.write(transcripts)
+        if mlflow_uri:
+            _record(mlflow_uri, report, text)
 
 
 def _record(uri: str, report: Report, text: Transcript) -> None:
@@ -251,7 +252,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror}; give another --output", file=sys.stderr)
+        print(f"error: {error.filename or 'output'}: {error.strerror}; name a place that can be written", file=sys.stderr)
         raise SystemExit(2) from None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
