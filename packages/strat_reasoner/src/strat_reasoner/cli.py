@@ -252,7 +252,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror}; name a place that can be written", file=sys.stderr)
+        print(f"error: {error.filename or 'output'}: {error.strerror}; give another path", file=sys.stderr)
         raise SystemExit(2) from None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
