@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test lint up down ui bench-estimate help
+.PHONY: demo test lint up down ui bench bench-estimate bench-simulate bench-schedule bench-games help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -41,3 +41,14 @@ test: $(VENV)/.installed  ## all tests
 
 bench-estimate: $(VENV)/.installed  ## candidate estimates per CPU-second, and one estimate's time
 	@$(BIN)/python experiments/bench/bench_estimate.py
+
+bench-simulate: $(VENV)/.installed  ## event simulation: blocks per CPU-second, a step of 131,072 GPUs
+	@$(BIN)/python experiments/bench/bench_simulate.py
+
+bench-schedule: $(VENV)/.installed  ## generating pipeline schedules, and running them
+	@$(BIN)/python experiments/bench/bench_schedule.py
+
+bench-games: $(VENV)/.installed     ## games per second, exact evaluations
+	@$(BIN)/python experiments/bench/bench_games.py
+
+bench: bench-estimate bench-simulate bench-schedule bench-games  ## all of them

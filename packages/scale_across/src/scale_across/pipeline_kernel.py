@@ -25,7 +25,70 @@ def send(now: float, link: int, occupied_s: float, latency_s: float, free_L: Flo
 
 
 @njit(cache=True, nogil=True)
-def run_greedy(  # noqa: C901 -- one loop over stages, chunks and kinds
+def best_of_stage(  # noqa: C901 -- one loop over chunks and kinds
+    s: int,
+    virtual_SC: Ints,
+    units: int,
+    slices: int,
+    limit: int,
+    held: int,
+    hold_f: int,
+    hold_d: int,
+    reserve: int,
+    free: float,
+    next_KV: Ints,
+    arrive_FVU: Floats,
+    arrive_DVU: Floats,
+    rank_KV: Floats,
+    patience_s: float,
+    jitter_U: Floats,
+    turn: int,
+) -> tuple[float, float, int, int]:
+    """(start, rank, kind, virtual stage) of what a stage can start first, the lowest rank of equals; kind -1: nothing.
+
+    A W waits when an F or D that memory allows comes within `patience_s`.
+    """
+    last = next_KV.shape[1] - 1
+    chunks = virtual_SC.shape[1]
+    best_start, best_rank, best_k, best_v = np.inf, np.inf, -1, -1
+    first_s = np.inf  # the earliest F or D
+    for c in range(chunks):
+        v = virtual_SC[s, c]
+        if v < 0:
+            continue
+        for k in range(3):
+            done = next_KV[k, v]
+            if done >= units:
+                continue
+            ready = 0.0
+            if k == 0:
+                spare = reserve if c < chunks - 1 else hold_d
+                if held + hold_f + spare > limit:
+                    continue
+                ready = arrive_FVU[v, done]
+            elif k == 1:
+                unit = (done // slices) * slices + slices - 1 - done % slices
+                if next_KV[0, v] <= unit or held + hold_d > limit:
+                    continue
+                ready = arrive_DVU[v, unit] if v < last else 0.0
+            elif next_KV[1, v] <= done:
+                continue
+            begin = max(free, ready)
+            if begin == np.inf:
+                continue
+            if k == 2:
+                if held + hold_f <= limit and first_s < free + patience_s:
+                    continue
+            elif begin < first_s:
+                first_s = begin
+            rank = rank_KV[k, v] + jitter_U[(turn + 7 * k + 13 * v) % len(jitter_U)]
+            if begin < best_start - 1e-12 or (begin < best_start + 1e-12 and rank < best_rank):
+                best_start, best_rank, best_k, best_v = begin, rank, k, v
+    return best_start, best_rank, best_k, best_v
+
+
+@njit(cache=True, nogil=True)
+def run_greedy(
     device_V: Ints,
     virtual_SC: Ints,
     units: int,
@@ -46,10 +109,9 @@ def run_greedy(  # noqa: C901 -- one loop over stages, chunks and kinds
 ) -> int:
     """Fill orders and start times; returns how many blocks ran (fewer than all: stuck for want of memory).
 
-    At each step the stage that can start something first does so; among what it could start by then it takes the
-    block of the lowest rank (`rank_KV`, plus a jitter). A W waits when a better block arrives within `patience_s`.
+    At each step the stage that can start something first does so; see `best_of_stage` for what it takes.
     """
-    stages, chunks = virtual_SC.shape
+    stages = len(virtual_SC)
     virtuals = len(device_V)
     arrive_FVU = np.full((virtuals, units), np.inf)
     arrive_DVU = np.full((virtuals, units), np.inf)
@@ -59,80 +121,54 @@ def run_greedy(  # noqa: C901 -- one loop over stages, chunks and kinds
     held_S = np.zeros(stages, np.int32)
     place_S = np.zeros(stages, np.int32)
     free_L = np.zeros(2 * virtuals + 2)
-    width = start_SN.shape[1]
-    ran = 0
+    chosen_S = [(np.inf, np.inf, -1, -1)] * stages
+    changed_S = np.ones(stages, np.bool_)
     for turn in range(3 * virtuals * units):
-        best_start, best_rank, best_s, best_k, best_v = np.inf, np.inf, -1, -1, -1
+        best_s = -1
         for s in range(stages):
-            if place_S[s] >= width:
-                continue
-            first_s = np.inf  # the earliest F or D of this stage
-            for c in range(chunks):
-                v = virtual_SC[s, c]
-                if v < 0:
-                    continue
-                for k in range(3):
-                    done = next_KV[k, v]
-                    if done >= units:
-                        continue
-                    if k == 0:
-                        spare = reserve if c < chunks - 1 else hold_d
-                        if held_S[s] + hold_f + spare > limit_S[s]:
-                            continue
-                        ready = arrive_FVU[v, done]
-                    elif k == 1:
-                        m, j = done // slices, slices - 1 - done % slices
-                        unit = m * slices + j
-                        if next_KV[0, v] <= unit or held_S[s] + hold_d > limit_S[s]:
-                            continue
-                        ready = arrive_DVU[v, unit]
-                        if v == virtuals - 1:
-                            ready = 0.0
-                    else:
-                        if next_KV[1, v] <= done:
-                            continue
-                        ready = 0.0
-                    begin = max(free_S[s], ready)
-                    if begin == np.inf:
-                        continue
-                    if k == 2:
-                        if held_S[s] + hold_f <= limit_S[s] and first_s < free_S[s] + patience_s:
-                            continue
-                    elif begin < first_s:
-                        first_s = begin
-                    rank = rank_KV[k, v] + jitter_U[(turn + 7 * k + 13 * v) % len(jitter_U)]
-                    if begin < best_start - 1e-12 or (begin < best_start + 1e-12 and rank < best_rank):
-                        best_start, best_rank, best_s, best_k, best_v = begin, rank, s, k, v
+            if changed_S[s]:
+                chosen_S[s] = best_of_stage(
+                    s, virtual_SC, units, slices, limit_S[s], held_S[s], hold_f, hold_d, reserve, free_S[s], next_KV,
+                    arrive_FVU, arrive_DVU, rank_KV, patience_s, jitter_U, turn,
+                )  # fmt: skip
+                changed_S[s] = False
+            if chosen_S[s][2] >= 0:
+                gap = chosen_S[s][0] - chosen_S[best_s][0] if best_s >= 0 else -np.inf
+                if gap < -1e-12 or (gap < 1e-12 and chosen_S[s][1] < chosen_S[best_s][1]):
+                    best_s = s
         if best_s < 0:
-            break
-        s, k, v = best_s, best_k, best_v
+            return turn
+        s = best_s
+        begin, _, k, v = chosen_S[s]
         done = next_KV[k, v]
         unit = done if k == 0 else (done // slices) * slices + slices - 1 - done % slices
-        end = best_start + duration_KV[k, v]
+        end = begin + duration_KV[k, v]
         chunk = 0
         while virtual_SC[s, chunk] != v:
             chunk += 1
         at = place_S[s]
         table_SN4[s, at, 0], table_SN4[s, at, 1] = k, unit // slices
         table_SN4[s, at, 2], table_SN4[s, at, 3] = chunk, unit % slices
-        start_SN[s, at] = best_start
+        start_SN[s, at] = begin
         place_S[s] = at + 1
         free_S[s] = end
         next_KV[k, v] = done + 1
-        ran += 1
+        changed_S[s] = True
         if k == 0:
             held_S[s] += hold_f
             if v + 1 < virtuals:
                 arrive_FVU[v + 1, unit] = send(end, link_V[v], occupied_s, latency_s, free_L)
+                changed_S[device_V[v + 1]] = True
         elif k == 1:
             held_S[s] += hold_d
             if v > 0:
                 link = link_V[v - 1]
                 back = link + 1 - 2 * (link % 2) if link >= 0 else -1
                 arrive_DVU[v - 1, unit] = send(end, back, occupied_s, latency_s, free_L)
+                changed_S[device_V[v - 1]] = True
         else:
             held_S[s] -= hold_f + hold_d
-    return ran
+    return 3 * virtuals * units
 
 
 @njit(cache=True, nogil=True)

@@ -40,24 +40,18 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     if microbatches % stages:
         raise ConfigError(f"interleaved: {microbatches} microbatches are no multiple of {stages} stages")
     total = microbatches * chunks
-
-    def unit(index: int, forward: bool) -> Block:
-        group, inside = divmod(index, stages * chunks)
-        chunk, microbatch = divmod(inside, stages)
-        return (
-            (F, group * stages + microbatch, chunk, 0)
-            if forward
-            else (B, group * stages + microbatch, chunks - 1 - chunk, 0)
-        )
-
-    orders = []
+    i = np.arange(total)
+    group, inside = np.divmod(i, stages * chunks)
+    chunk, microbatch = np.divmod(inside, stages)
+    microbatch += group * stages
+    table_SN4 = np.zeros((stages, 2 * total, 4), np.int32)
     for s in range(stages):
-        warm = min(total, 2 * (stages - 1 - s) + (chunks - 1) * stages) if chunks > 1 else min(total, stages - 1 - s)
-        order = [unit(i, True) for i in range(warm)]
-        for i in range(total - warm):
-            order += [unit(warm + i, True), unit(i, False)]
-        orders.append(order + [unit(i, False) for i in range(total - warm, total)])
-    return Schedule.from_orders("interleaved_1f1b", orders, loop_devices(stages, chunks))
+        warm = min(total, 2 * (stages - 1 - s) + (chunks - 1) * stages if chunks > 1 else stages - 1 - s)
+        forward = np.where(i < warm, i, 2 * i - warm)  # places: alone at first, then in turn with backward
+        backward = np.where(i < total - warm, warm + 2 * i + 1, total + i)
+        for place, kind, chunks_of in ((forward, F, chunk), (backward, B, chunks - 1 - chunk)):
+            table_SN4[s, place, 0], table_SN4[s, place, 1], table_SN4[s, place, 2] = kind, microbatch, chunks_of
+    return Schedule.from_table("interleaved_1f1b", table_SN4, loop_devices(stages, chunks))
 
 
 def breadth_first(stages: int, microbatches: int, chunks: int) -> Schedule:
