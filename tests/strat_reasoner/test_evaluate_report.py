@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -236,3 +236,19 @@ def test_a_person_plays_to_the_end_after_a_typing_error(tmp_path: Path) -> None:
     assert "player 0 (you) sees: o o _ _ _ x _ _ x" in file.read_text()
     refused = CliRunner().invoke(app, ["play", "--opponent", "random", "--game", "kuhn", "--seat", "2"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_only_players_that_say_so_go_without_the_prompt() -> None:
+    class Reader(FirstLegalPlayer):
+        reads_prompt = True
+        prompts: ClassVar[list[str]] = []
+
+        def act(self, decisions: Sequence[Decision], states: Sequence[Any], rng: np.random.Generator) -> list[Move]:
+            self.prompts += [seen.prompt for seen in decisions]
+            return super().act(decisions, states, rng)
+
+    reading = play_matches(KUHN, Reader(), RandomPlayer(), 0, 20, seed=1)
+    assert all("Your card: " in prompt for prompt in Reader.prompts)
+    assert len(Reader.prompts) == reading.answers >= 20
+    without = play_matches(KUHN, FirstLegalPlayer(), RandomPlayer(), 0, 20, seed=1)
+    np.testing.assert_array_equal(reading.returns, without.returns)

@@ -140,7 +140,8 @@ class _Match:
     def move(self, mover: Player, indices: list[int]) -> None:
         """One move in each of these games."""
         states = [self.states[index] for index in indices]
-        decisions = [decision(self.game, state) for state in states]
+        reads_prompt = getattr(mover, "reads_prompt", True)
+        decisions = [decision(self.game, state, reads_prompt) for state in states]
         for index, seen, move in zip(indices, decisions, mover.act(decisions, states, self.rng), strict=True):
             own = seen.seat == self.seat
             self.answers += own

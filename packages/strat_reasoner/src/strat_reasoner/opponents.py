@@ -26,6 +26,7 @@ class RandomPlayer:
     """Plays each legal move with equal probability."""
 
     name = "random"
+    reads_prompt = False
 
     def act(self, decisions: Sequence[Decision], states: Sequence[Any], rng: np.random.Generator) -> list[Move]:
         """See `Player.act`."""
@@ -35,6 +36,8 @@ class RandomPlayer:
 
 class TablePlayer:
     """Draws its moves from a policy table."""
+
+    reads_prompt = False
 
     def __init__(self, table: PolicyTable, name: str) -> None:
         self.table, self.name = table, name

@@ -22,6 +22,7 @@ class FirstLegalPlayer:
     """Always plays the first legal move: the simplest deterministic opponent."""
 
     name = "first-legal"
+    reads_prompt = False
 
     def act(self, decisions: Sequence[Decision], states: Sequence[Any], rng: np.random.Generator) -> list[Move]:
         """See `Player.act`."""
@@ -38,6 +39,8 @@ class MctsPlayer:
         rollouts: random rollouts per evaluated leaf.
         uct_c: exploration constant.
     """
+
+    reads_prompt = False
 
     def __init__(self, game: Game, simulations: int, rollouts: int = 10, uct_c: float = 2.0) -> None:
         if simulations < 1 or rollouts < 1:
@@ -64,6 +67,7 @@ class PerfectPlayer:
     """Minimax over the whole game, equal moves with equal probability: tic-tac-toe, not Connect Four."""
 
     name = "perfect"
+    reads_prompt = False
 
     def __init__(self, game: Game) -> None:
         if game.name != "tic-tac-toe":

@@ -57,8 +57,12 @@ def load(game: Game) -> Any:
     return pyspiel.load_game(game.spiel_name)
 
 
-def decision(game: Game, state: Any) -> Decision:
-    """What the player to move in the OpenSpiel state `state` sees."""
+def decision(game: Game, state: Any, with_prompt: bool = True) -> Decision:
+    """What the player to move in the OpenSpiel state `state` sees.
+
+    Args:
+        with_prompt: False leaves the prompt empty, for players that do not read it: half of the time goes there.
+    """
     seat = state.current_player()
     legal = tuple(state.legal_actions(seat))
     return Decision(
@@ -68,7 +72,7 @@ def decision(game: Game, state: Any) -> Decision:
         legal=legal,
         words=tuple(game.action_word(state, seat, action) for action in legal),
         facts=game.render_facts(state, seat),
-        prompt=game.render_prompt(state, seat),
+        prompt=game.render_prompt(state, seat) if with_prompt else "",
     )
 
 

@@ -44,7 +44,10 @@ class Move:
 
 
 class Player(Protocol):
-    """Anything that plays. Players are batched: one call decides for many games at once."""
+    """Anything that plays. Players are batched: one call decides for many games at once.
+
+    A class that says `reads_prompt = False` is given decisions without their prompt in matches, which is faster.
+    """
 
     name: str
 
