@@ -15,8 +15,10 @@ from rich.table import Table
 from common import config
 from common.config import ConfigError
 from common.spec import ClusterSpec
+from scale_across.cli_explore import explore_training, training_dict, training_table
 from scale_across.cli_predict import predict, validate
 from scale_across.cli_trace import trace
+from scale_across.estimate import TrainingJob
 from scale_across.rl_job import RlJob
 from scale_across.rl_search import RlExploration, explore_rl
 
@@ -31,7 +33,9 @@ def _commands() -> None:
 @app.command()
 def explore(
     cluster_file: Annotated[Path, typer.Argument(help="sites and links; `cluster:` of an experiment's file works too")],
-    job_file: Annotated[Path, typer.Argument(help="an RL job with its profile; `make demo` records one as job.yaml")],
+    job_file: Annotated[
+        Path, typer.Argument(help="kind: training (docs/explorer.md) or an RL job; `make demo` records one")
+    ],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value over the cluster file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of the table")] = False,
     save: Annotated[Path | None, typer.Option("--save", help="write the best plan as YAML")] = None,
@@ -44,13 +48,18 @@ def explore(
     data = config.read_yaml(cluster_file)
     data = config.apply_overrides(data.get("cluster", data), overrides or [])
     cluster = config.validate(ClusterSpec, data, where=str(cluster_file))
-    found = explore_rl(cluster, config.load(job_file, RlJob), time_limit_s=time_limit_s)
-    if save:
-        _save(save, yaml.safe_dump(found.best.to_dict(), sort_keys=False))
-    if as_json:
-        print(json.dumps(_to_dict(found), indent=1))
+    if config.read_yaml(job_file).get("kind") == "training":
+        trained = explore_training(cluster, config.load(job_file, TrainingJob), time_limit_s)
+        best, result, table = trained.best.to_dict(), training_dict(trained), training_table(trained)
     else:
-        Console().print(exploration_table(found))
+        found = explore_rl(cluster, config.load(job_file, RlJob), time_limit_s=time_limit_s)
+        best, result, table = found.best.to_dict(), _to_dict(found), exploration_table(found)
+    if save:
+        _save(save, yaml.safe_dump(best, sort_keys=False))
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        Console().print(table)
 
 
 app.command()(predict)
