@@ -25,7 +25,7 @@ from scale_across.estimate import TrainingJob
 from scale_across.model import ModelShape
 from scale_across.parallelism import Parallelism, describe
 from scale_across.space import FINE, Floats, Region, Rows, Space
-from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, TOTAL_S, price_rows
+from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, TOTAL_S, compile_kernel, price_rows
 from scale_across.step import Estimate
 from scale_across.topology import Topology
 
@@ -107,11 +107,15 @@ def explore(
 ) -> Exploration:
     """Search the whole space; deterministic unless the limit or Ctrl-C cuts it short: then the best plan so far.
 
+    The limit counts from when the estimate is compiled, and bounding and the first plan that fits are always done.
+
     Raises:
         ConfigError: no plan was found that fits the GPUs' memory.
     """
+    space = Space.of(model, topology, job)
+    compile_kernel(next(space.regions()).setup)
     started = time.monotonic()
-    search = _Search(Space.of(model, topology, job), started + time_limit_s, progress)
+    search = _Search(space, started + time_limit_s, progress)
     try:
         search.prepare()
         search.run(EXPLORER)
@@ -164,7 +168,7 @@ class _Search:
                 if rules is EXPLORER:
                     self.pruned["bound"] += sum(len(rest.rows) for rest in self.chunks[index:]) * len(FINE)
                 break
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > self.deadline and (rules is not EXPLORER or best_s < math.inf):
                 return
             if rules.takes(chunk.region):
                 best_s = self._expand(rules, chunk, best_s)
@@ -197,9 +201,7 @@ class _Search:
         everything = [*self.incumbents.values()]
         if not everything:
             why = f"{self.pruned['memory']} of {self.priced} priced plans exceed the GPUs' memory"
-            raise ConfigError(
-                f"no plan for {self.space.model.name} found: {why}; add GPUs, shorten seq_len or allow more time"
-            )
+            raise ConfigError(f"no plan for {self.space.model.name} found: {why}; add GPUs or shorten seq_len")
         best = min(everything, key=lambda plan: plan.step_s)
         return Exploration(
             best=SitePlan(EXPLORER.name, best.parallelism, best.region, best.estimate),

@@ -9,7 +9,7 @@ import numpy as np
 
 from scale_across.estimate import Setup
 from scale_across.jit import compiled
-from scale_across.parallelism import Parallelism
+from scale_across.parallelism import Parallelism, candidates
 from scale_across.space import Floats, Rows
 from scale_across.step import JobNumbers, estimate_row
 
@@ -25,6 +25,12 @@ def price_rows(setup: Setup, rows: Rows) -> Floats:
             setup.model_numbers, setup.gpu, setup.stack, setup.job, out_NF,
         )  # fmt: skip
     return out_NF
+
+
+def compile_kernel(setup: Setup) -> None:
+    """Compile, or load from the disk cache, before a clock starts."""
+    one = Rows(candidates(tp=1), np.array([setup.job.global_batch]), np.zeros(1, np.int64), setup.tiers_TF[None])
+    price_rows(setup, one)
 
 
 @lru_cache(maxsize=1)
