@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test lint up down ui bench bench-estimate bench-simulate bench-schedule bench-games help
+.PHONY: demo test lint up down ui bench bench-estimate bench-simulate bench-schedule bench-explore bench-games help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -51,4 +51,7 @@ bench-schedule: $(VENV)/.installed  ## generating pipeline schedules, and runnin
 bench-games: $(VENV)/.installed     ## games per second, exact evaluations
 	@$(BIN)/python experiments/bench/bench_games.py
 
-bench: bench-estimate bench-simulate bench-schedule bench-games  ## all of them
+bench-explore: $(VENV)/.installed   ## the joint search, up to 131,072 GPUs over five sites
+	@$(BIN)/python experiments/bench/bench_explore.py
+
+bench: bench-estimate bench-simulate bench-schedule bench-explore bench-games  ## all of them

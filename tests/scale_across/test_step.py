@@ -19,7 +19,7 @@ from scale_across.parallelism import Parallelism, candidates
 from scale_across.stack import names as stack_names
 from scale_across.stack import stack
 from scale_across.topology import Topology
-from scale_across.traffic import boundary_s, split_layers, stalled_s
+from scale_across.traffic import boundary_s, expert_stride, split_layers, stalled_s
 
 PARTS = ("compute_s", "bubble_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_s")
 GPU = GpuNumbers(1e14, 1e12, 100.0, 80 * 2.0**30, 1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 0.0)
@@ -198,6 +198,12 @@ def test_mixed_accelerators_go_at_the_pace_of_the_slowest() -> None:
     plan = Parallelism(tp=8, dp=2, sp=1)
     same, mixed = (setup(topology=cluster(kind)).estimate(plan).total_s for kind in ("h100-sxm", "a100-80g"))
     assert mixed > 1.5 * same
+
+
+def test_an_expert_group_reaches_across_the_pipeline_when_dp_is_outermost() -> None:
+    assert expert_stride(Parallelism(tp=4, etp=4, ep=8, dp=8, pp=4, order=1)) == 16
+    assert expert_stride(Parallelism(tp=4, etp=4, ep=8, dp=8, pp=4, order=0)) == 4
+    assert expert_stride(Parallelism(tp=8, etp=1, ep=8, dp=8, pp=4, order=1)) == 1  # inside the tensor ranks
 
 
 def test_gpt_rows_have_the_published_size() -> None:

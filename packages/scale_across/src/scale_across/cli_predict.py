@@ -217,9 +217,10 @@ def _plain_score(line: SourceScore) -> dict[str, object]:
 
 
 def _score_table(scores: list[SourceScore]) -> Table:
-    bias = overall_bias([line for line in scores if not line.source.startswith("crosspipe")])
+    training = [line for line in scores if not line.source.startswith("crosspipe")]
     table = Table(title="Predicted against measured step time", title_justify="left", caption_justify="left")
-    table.caption = f"overall bias of training steps {bias:+.1%}, sources weighted equally"
+    if training:
+        table.caption = f"overall bias of training steps {overall_bias(training):+.1%}, sources weighted equally"
     for column in ("source", "rows", "cells", "mean abs", "median abs", "bias", "worst"):
         table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
     for s in scores:

@@ -30,6 +30,7 @@ from scale_across.stack import Stack
 from scale_across.stack import stack as stack_named
 from scale_across.step import Estimate, JobNumbers, ModelNumbers, estimate_row
 from scale_across.topology import Topology
+from scale_across.traffic import expert_stride
 
 COLUMNS = Estimate._fields
 
@@ -119,7 +120,7 @@ class Setup:
         spans = (
             (estimate.tp_s, plan.tp, 1),
             (estimate.cp_s, plan.cp, plan.tp),
-            (estimate.ep_s, plan.ep, plan.etp),
+            (estimate.ep_s, plan.ep, int(expert_stride(plan))),
             (estimate.dp_s, plan.dp, dp_stride),
             (estimate.pp_s, plan.pp, pp_stride),
         )

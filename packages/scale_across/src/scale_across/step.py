@@ -40,7 +40,14 @@ from scale_across.compute import (
 from scale_across.jit import formula
 from scale_across.memory import FRAGMENTATION, RESERVED_BYTES, held_microbatch_layers, layer_activation_bytes
 from scale_across.parallelism import Parallelism
-from scale_across.traffic import boundary_s, data_parallel_s, round_trip_period_s, split_layers, stalled_s
+from scale_across.traffic import (
+    boundary_s,
+    data_parallel_s,
+    expert_stride,
+    round_trip_period_s,
+    split_layers,
+    stalled_s,
+)
 
 LAUNCHES_PER_COLLECTIVE = 2.0
 """A collective costs the host two launches: the kernel on its own stream, and the events that order the streams."""
@@ -171,9 +178,9 @@ def average_layer(
             cp_s += weight * max(sent_s - stack.cp_overlap * 3.0 * time.attention_s, sent_s / cp)
         if kind[EXPERTS] > 0:
             routed_bytes = hidden_bytes * (etp / tp) * kind[TOP_K]
-            exchange_s = all_to_all_s(
-                tiers_TF, hidden_bytes / tp * kind[TOP_K], ep, etp
-            )  # each rank sends its own tokens
+            exchange_s = all_to_all_s(  # each rank sends its own tokens
+                tiers_TF, hidden_bytes / tp * kind[TOP_K], ep, expert_stride(plan)
+            )
             ep_s += weight * (6.0 if plan.recompute == 2 else 4.0) * exchange_s * (1.0 - stack.ep_overlap)
             if etp > 1:
                 tp_s += weight * rounds / 2.0 * all_reduce_s(tiers_TF, routed_bytes, etp, 1.0, 0)

@@ -88,6 +88,16 @@ def stalled_s(busy_s: float, launch_s: float) -> float:
 
 
 @formula
+def expert_stride(plan: Parallelism) -> float:
+    """GPUs between neighbours of an expert group: it spans TP / expert TP, then CP, then DP ranks.
+
+    With DP outermost the pipeline lies between two DP ranks; then the whole group is priced at that distance.
+    """
+    inside = plan.cp * plan.tp // plan.etp
+    return float(plan.etp * (plan.pp if plan.order == 1 and plan.ep > inside else 1))
+
+
+@formula
 def data_parallel_s(
     plan: Parallelism,
     stack: StackNumbers,
