@@ -39,6 +39,18 @@ THREE_SITES = ClusterSpec(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests share something costly go to one process: the live cluster, the compiled kernels."""
+    for item in items:
+        group = item.path.name
+        if item.path.name in ("test_cluster.py", "test_main_job.py"):
+            group = "cluster"
+        elif item.path.parent.name == "scale_across":
+            group = "kernels"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def three_sites() -> ClusterSpec:
     """Two near sites and a far one."""

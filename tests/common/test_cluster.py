@@ -117,7 +117,8 @@ class _Worker:
 
         self.group = SiteGroup("g", self.rank, SITES, self.links, TCPStore("127.0.0.1", port, is_master=False))
 
-    def run(self, operation: str, kind: str, length: int) -> tuple[float, bytes]:
+    def run(self, operation: str, kind: str, length: int) -> tuple[float, float, bytes]:
+        """(start, end, result); the clock is the host's, so the ranks' times can be compared."""
         import torch
 
         flat = torch.arange(length, dtype=torch.float32) * (self.rank + 1)
@@ -126,7 +127,7 @@ class _Worker:
             self.group.all_reduce_mean(flat, kind)  # type: ignore[arg-type]
         else:
             self.group.broadcast(flat, kind)  # type: ignore[arg-type]
-        return time.monotonic() - start_s, flat.numpy().tobytes()
+        return start_s, time.monotonic(), flat.numpy().tobytes()
 
     def die(self) -> None:
         os._exit(3)
@@ -157,7 +158,7 @@ def test_ranks_sit_where_the_placement_says(group: Any) -> None:
 def test_all_reduce_gives_the_mean_with_the_same_bits_everywhere(group: Any, kind: str) -> None:
     import numpy as np
 
-    results = [data for _, data in group.call("run", "all_reduce", kind, 1003)]
+    results = [data for _, _, data in group.call("run", "all_reduce", kind, 1003)]
     assert len(set(results)) == 1
     assert np.allclose(np.frombuffer(results[0], np.float32), np.arange(1003) * 2.5)
 
@@ -166,7 +167,7 @@ def test_all_reduce_gives_the_mean_with_the_same_bits_everywhere(group: Any, kin
 def test_broadcast_copies_rank_0(group: Any, kind: str) -> None:
     import numpy as np
 
-    results = [data for _, data in group.call("run", "broadcast", kind, 1003)]
+    results = [data for _, _, data in group.call("run", "broadcast", kind, 1003)]
     assert set(results) == {np.arange(1003, dtype=np.float32).tobytes()}
 
 
@@ -179,8 +180,8 @@ def test_emulated_collectives_never_beat_the_prediction_and_come_near_it(group: 
         ("broadcast", "relay", broadcast_messages("relay", SITES, length)),
     ):
         predicted_s = finish_time_s(routes, SITES, messages)
-        measured_s = max(seconds for seconds, _ in group.call("run", operation, kind, length))
-        assert measured_s > 0.9 * predicted_s  # the ranks do not start at the very same moment
+        runs = group.call("run", operation, kind, length)
+        assert max(end for _, end, _ in runs) - min(start for start, _, _ in runs) >= predicted_s
 
 
 def test_a_dead_worker_is_an_error_that_names_it(group: Any) -> None:

@@ -36,26 +36,28 @@ def test_an_interrupt_stops_the_job_and_leaves_nothing_running(
 
 
 @pytest.mark.end_to_end
-def test_bad_jobs_fail_through_ray_job_submit_with_one_clear_error(
+def test_a_bad_job_fails_through_ray_job_submit_with_one_clear_error(
     tmp_path: Path, session: Session, our_processes: Callable[[Path], list[str]]
 ) -> None:
-    """Larger than the cluster, an unknown key: the reason is printed and the exit code is not zero."""
+    """Larger than the cluster: the reason is printed and the exit code is not zero."""
     done = session("up", "--config", str(TINY), "--run-dir", str(tmp_path))
     try:
         assert done.returncode == 0, done.stdout + done.stderr
         address = done.stdout.split("--address ")[1].split()[0]
-        for arguments, expected in (
-            (["--config", str(TINY), "--set", "job.learner_ranks=9"], "needs 11 GPUs"),
-            (["--config", str(TINY), "--set", "train.stepz=9"], "did you mean 'steps'"),
-        ):
-            command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address]
-            command += ["--", "python", str(ROOT / "experiments" / "strat_across.py"), *arguments]
-            job = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            assert job.returncode != 0
-            # a set: Ray repeats the end of a failed job's log in its own closing message
-            lines = {line for line in (job.stdout + job.stderr).splitlines() if line.startswith("error: ")}
-            assert len(lines) == 1
-            assert expected in lines.pop()
+        command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address, "--", "python"]
+        command += [
+            str(ROOT / "experiments" / "strat_across.py"),
+            "--config",
+            str(TINY),
+            "--set",
+            "job.learner_ranks=9",
+        ]
+        job = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert job.returncode != 0
+        # a set: Ray repeats the end of a failed job's log in its own closing message
+        lines = {line for line in (job.stdout + job.stderr).splitlines() if line.startswith("error: ")}
+        assert len(lines) == 1
+        assert "needs 11 GPUs" in lines.pop()
     finally:
         stopped = session("down", "--run-dir", str(tmp_path))
     assert stopped.returncode == 0

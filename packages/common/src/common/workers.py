@@ -19,6 +19,10 @@ WORKER_ENV = {
 }
 
 
+DEATH_SHOWS_S = 5.0
+"""How long after one worker's error Ray may take to notice that another one's process has ended."""
+
+
 class WorkerDied(RuntimeError):
     """A worker process ended while the job needed it."""
 
@@ -106,8 +110,23 @@ def collect(calls: dict[WorkerGroup, list[Any]], timeout_s: float = 600.0) -> di
             except RayActorError as error:
                 raise WorkerDied(group.role, rank, group.slots[rank].site, _first_line(error)) from None
             except RayTaskError as error:
-                raise error.as_instanceof_cause() from None
+                # a peer's death breaks the connections of the others, whose errors may come first
+                raise _death(owners, pending) or error.as_instanceof_cause() from None
     return {group: ray.get(refs) for group, refs in calls.items()}
+
+
+def _death(owners: dict[Any, tuple[WorkerGroup, int]], pending: list[Any]) -> WorkerDied | None:
+    """The death of a worker that is still to answer, if one shows within some seconds."""
+    done, _ = ray.wait(pending, num_returns=len(pending), timeout=DEATH_SHOWS_S) if pending else ([], [])
+    for ref in done:
+        group, rank = owners[ref]
+        try:
+            ray.get(ref)
+        except RayActorError as error:
+            return WorkerDied(group.role, rank, group.slots[rank].site, _first_line(error))
+        except RayTaskError:
+            continue
+    return None
 
 
 def _first_line(error: BaseException) -> str:
