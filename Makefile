@@ -37,7 +37,7 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/mypy packages/common/src packages/scale_across/src packages/strat_reasoner/src experiments
 
 test: $(VENV)/.installed  ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 bench-estimate: $(VENV)/.installed  ## candidate estimates per CPU-second, and one estimate's time
 	@$(BIN)/python experiments/bench/bench_estimate.py

@@ -39,16 +39,19 @@ THREE_SITES = ClusterSpec(
 )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Files whose tests share something costly go to one process: the live cluster, the compiled kernels."""
-    for item in items:
-        group = item.path.name
-        if item.path.name in ("test_cluster.py", "test_main_job.py"):
-            group = "cluster"
-        elif item.path.parent.name == "scale_across":
-            group = "kernels"
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharedSetUp(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.split("::", 1)[0])
+            if file.name in ("test_cluster.py", "test_main_job.py"):
+                return "cluster"
+            return "kernels" if file.parent.name == "scale_across" else file.name
+
+    return BySharedSetUp(config, log)
 
 
 @pytest.fixture(scope="session")
