@@ -189,8 +189,10 @@ def test_more_capacity_never_hurts(gbps: list[float], us: list[float], raised: i
         for n in (flows, None):
             assert after.between_sites(a, b, n).bytes_per_s >= before.between_sites(a, b, n).bytes_per_s
     assert [r[2] for r in after.tier_table()] >= [r[2] for r in before.tier_table()]
-    everyone = [pair for pair in pairs for _ in range(flows)]
-    assert min(after.share(everyone)) >= min(before.share(everyone)) * (1 - 1e-9)
+    # a wider link may draw more routes onto itself; over the same routes nobody's least share falls
+    if all(after.route(*pair).sites == before.route(*pair).sites for pair in pairs):
+        everyone = [pair for pair in pairs for _ in range(flows)]
+        assert min(after.share(everyone)) >= min(before.share(everyone)) * (1 - 1e-9)
 
 
 @few
