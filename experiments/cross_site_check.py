@@ -25,8 +25,9 @@ from scale_across.estimate import Setup, TrainingJob
 from scale_across.model_presets import load_model
 from scale_across.overlap import OverlapPolicy
 from scale_across.parallelism import Parallelism
+from scale_across.schedules_static import interleaved
 from scale_across.simulate import Phase, Work, simulate
-from scale_across.simulate_input import candidate, interleaved_order
+from scale_across.simulate_input import candidate
 from scale_across.topology import Topology
 
 STAGES, REPLICAS, MICROBATCHES, FORWARD_S = 16, 64, 32, 0.109
@@ -60,7 +61,7 @@ def llama(
         replicas_R,
         reduce_S,
     )
-    return simulate(interleaved_order(STAGES, 1, MICROBATCHES), work, OverlapPolicy(buckets=8, stagger=stagger)).step_s
+    return simulate(interleaved(STAGES, MICROBATCHES, 1), work, OverlapPolicy(buckets=8, stagger=stagger)).step_s
 
 
 def nemotron(gbytes_per_s: float | None, rtt_s: float = 0.021) -> float:

@@ -17,8 +17,9 @@ from scale_across.estimate import Setup, TrainingJob
 from scale_across.model_presets import load_model
 from scale_across.overlap import OverlapPolicy
 from scale_across.parallelism import Parallelism
+from scale_across.schedules_static import interleaved
 from scale_across.simulate import run_tables, simulate
-from scale_across.simulate_input import candidate, interleaved_order
+from scale_across.simulate_input import candidate
 from scale_across.simulate_tables import Work, build_tables
 from scale_across.topology import Topology
 
@@ -58,9 +59,9 @@ def plain_work(stages: int, chunks: int) -> Work:
 def main() -> None:
     """Print `name: value unit` lines; medians of nine in CPU time."""
     started = time.perf_counter()
-    simulate(interleaved_order(2, 1, 2), plain_work(2, 1))
+    simulate(interleaved(2, 2, 1), plain_work(2, 1))
     print(f"simulate_compile_or_load: {time.perf_counter() - started:.2f} s")
-    tables = build_tables(interleaved_order(STAGES, CHUNKS, MICROBATCHES), plain_work(STAGES, CHUNKS), OverlapPolicy())
+    tables = build_tables(interleaved(STAGES, MICROBATCHES, CHUNKS), plain_work(STAGES, CHUNKS), OverlapPolicy())
     blocks = len(tables.duration_B)
     buffers = [np.zeros(blocks) for _ in range(3)]
 
@@ -79,7 +80,7 @@ def main() -> None:
     print(f"simulate_fixed_order: {20 * blocks / cpu_s(twenty) / 1e6:.1f} M blocks/CPU-s")
     one_link = plain_work(STAGES, CHUNKS)
     one_link.resource_SS.fill(0)
-    shared = build_tables(interleaved_order(STAGES, CHUNKS, MICROBATCHES), one_link, OverlapPolicy())
+    shared = build_tables(interleaved(STAGES, MICROBATCHES, CHUNKS), one_link, OverlapPolicy())
     rate = blocks / cpu_s(run_tables, shared, one_link, OverlapPolicy())
     print(f"simulate_events_shared_link: {rate / 1e6:.1f} M blocks/CPU-s")
 

@@ -9,8 +9,9 @@ from scale_across.estimate import Setup, TrainingJob
 from scale_across.model_presets import load_model
 from scale_across.overlap import OverlapPolicy
 from scale_across.parallelism import Parallelism
+from scale_across.schedules_static import interleaved
 from scale_across.simulate import Work, simulate
-from scale_across.simulate_input import candidate, interleaved_order, work_of
+from scale_across.simulate_input import candidate, work_of
 from scale_across.topology import Topology
 
 PLAN = Parallelism(tp=8, pp=4, dp=4, chunks=2, sp=1, zero=1)
@@ -34,7 +35,7 @@ def test_durations_add_up_to_the_estimate(setup: Setup) -> None:
 
 def test_megatron_order_by_hand() -> None:
     """Two stages, two chunks, two microbatches: warm-up of 2 (S - s - 1) + (v - 1) S = 4 and 2 forward blocks."""
-    order = interleaved_order(2, 2, 2)
+    order = interleaved(2, 2, 2)
     assert order.kind_SN.tolist() == [[0, 0, 0, 0, 3, 3, 3, 3], [0, 0, 0, 3, 0, 3, 3, 3]]
     assert order.chunk_SN[0].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
     assert order.microbatch_SN[1].tolist() == [0, 1, 0, 0, 1, 1, 0, 1]
@@ -52,7 +53,7 @@ def test_interleaving_divides_the_bubble(stages: int, chunks: int, microbatches:
         resources=("",) * stages**2,
         replicas_R=np.ones(stages * stages, np.int32),
     )
-    found = simulate(interleaved_order(stages, chunks, microbatches), work)
+    found = simulate(interleaved(stages, microbatches, chunks), work)
     assert found.step_s == pytest.approx(3 * microbatches * chunks + 3 * (stages - 1))
 
 

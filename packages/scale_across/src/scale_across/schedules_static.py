@@ -35,9 +35,9 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     """Interleaved 1F1B, depth first (Narayanan et al. 2021): groups of `stages` microbatches pass chunk by chunk.
 
     Raises:
-        ConfigError: the microbatches are no multiple of the stages.
+        ConfigError: more than one chunk, and the microbatches are no multiple of the stages.
     """
-    if microbatches % stages:
+    if chunks > 1 and microbatches % stages:
         raise ConfigError(f"interleaved: {microbatches} microbatches are no multiple of {stages} stages")
     total = microbatches * chunks
     i = np.arange(total)
@@ -51,7 +51,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
         backward = np.where(i < total - warm, warm + 2 * i + 1, total + i)
         for place, kind, chunks_of in ((forward, F, chunk), (backward, B, chunks - 1 - chunk)):
             table_SN4[s, place, 0], table_SN4[s, place, 1], table_SN4[s, place, 2] = kind, microbatch, chunks_of
-    return Schedule.from_table("interleaved_1f1b", table_SN4, loop_devices(stages, chunks))
+    return Schedule.from_table("interleaved_1f1b" if chunks > 1 else "1f1b", table_SN4, loop_devices(stages, chunks))
 
 
 def breadth_first(stages: int, microbatches: int, chunks: int) -> Schedule:

@@ -129,6 +129,8 @@ class LayerTime(NamedTuple):
     expert_params: float
     recompute_share: float
     """Recomputed FLOPs over forward FLOPs."""
+    weight_share: float
+    """Of the backward pass: weight gradients (recompute and communication belong to the input gradient)."""
 
 
 @formula
@@ -147,6 +149,7 @@ def average_layer(
     hidden_bytes = tokens * model.hidden * 2.0
     memory_rate = gpu.bytes_per_s * gpu.memory_fraction
     forward = backward = kernels = tp_s = cp_s = ep_s = held = params = experts = again = 0.0
+    inputs_s = weights_s = 0.0
     for index in range(len(kinds_KF)):
         kind = kinds_KF[index]
         weight = kind[COUNT] / model.layers
@@ -156,6 +159,8 @@ def average_layer(
         repeat_s = time.forward_s if plan.recompute == 2 else (time.repeat_s if plan.recompute == 1 else 0.0)
         repeat_kernels = time.kernels_forward if plan.recompute == 2 else 0.0
         again += weight * repeat_s / time.forward_s
+        inputs_s += weight * (time.backward_input_s + repeat_s)
+        weights_s += weight * time.backward_weight_s
         forward += weight * (time.forward_s + time.kernels_forward * gpu.gap_s)
         backward += weight * (
             time.backward_input_s
@@ -189,7 +194,8 @@ def average_layer(
         )
         params += weight * layer_params
         experts += weight * layer_experts
-    return LayerTime(forward, backward, kernels, tp_s, cp_s, ep_s, held, params, experts, again)
+    share = weights_s / (inputs_s + weights_s)
+    return LayerTime(forward, backward, kernels, tp_s, cp_s, ep_s, held, params, experts, again, share)
 
 
 @formula
@@ -203,9 +209,23 @@ def estimate_row(
     job: JobNumbers,
 ) -> Estimate:
     """One candidate, every formula in one place; see the docs page on the step model for the derivation."""
+    layer = average_layer(plan, kinds_KF, model, gpu, stack, tiers_TF, job)
+    return estimate_layers(plan, layer, model, gpu, stack, tiers_TF, job)
+
+
+@formula
+def estimate_layers(
+    plan: Parallelism,
+    layer: LayerTime,
+    model: ModelNumbers,
+    gpu: GpuNumbers,
+    stack: StackNumbers,
+    tiers_TF: Tiers,
+    job: JobNumbers,
+) -> Estimate:
+    """`estimate_row` when the time of the average layer is known."""
     pp, chunks, tp, cp = float(plan.pp), float(plan.chunks), float(plan.tp), float(plan.cp)
     microbatches = job.global_batch / (float(plan.dp) * plan.microbatch)
-    layer = average_layer(plan, kinds_KF, model, gpu, stack, tiers_TF, job)
     tokens = plan.microbatch * job.seq / cp
     stages = split_layers(model.layers, pp, chunks)
 
