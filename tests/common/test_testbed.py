@@ -16,6 +16,7 @@ import pytest
 from common.config import ConfigError
 from common.spec import ClusterSpec, Link, Site
 from common.testbed import (
+    MTU,
     NAMESPACES,
     PREFIX,
     ability,
@@ -145,7 +146,7 @@ def test_shaped_links_are_no_faster_than_they_say_and_leave_nothing(three_sites:
     assert waiting.returncode is not None
     assert ours() == set()
     if not ABLE.netem:
-        assert sites.relay_report["packets"] > nbytes / 9000
+        assert sites.relay_report["packets"] > nbytes / MTU
     with emulated_sites(three_sites, network="kernel") as sites:  # by way of east-a
         far = Link(between=("west", "east-b"), bandwidth_gbps=1, latency_us=0)
         assert measure(sites, far, 1000).round_trip_s >= 2 * 0.0305
