@@ -61,6 +61,10 @@ class Link(Config):
     """Capacity per direction, of the whole link."""
     latency_us: float = Field(ge=0)
     """One way."""
+    paths: int = Field(default=1, gt=0)
+    """Equal fibres or routes that it is made of; flows are hashed or sprayed over them. 1: no balancing to lose."""
+    loss: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that a packet is lost."""
 
     @field_validator("between")
     @classmethod

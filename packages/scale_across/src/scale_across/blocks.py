@@ -131,7 +131,10 @@ def leg(plan: Parallelism, tiers_TF: Tiers, nbytes: float, size: float, stride: 
 def reduce_leg(
     plan: Parallelism, stack: StackNumbers, layer: LayerTime, tiers_TF: Tiers, expert: int, layers: float, extra: float
 ) -> tuple[Leg, Leg]:
-    """(reduce-scatter over the shards, all-reduce of a shard over its copies) of a chunk with `extra` dense parameters."""
+    """(reduce-scatter over the shards, all-reduce of a shard over its copies) of a chunk.
+
+    `extra` are its dense parameters besides the layers.
+    """
     g = group(plan, layer, expert)
     wire = (g.params * layers + (extra if expert == 0 else 0.0)) * stack.reduce_bytes
     first = leg(plan, tiers_TF, wire if g.whole > 1 else 0.0, g.size, g.stride, 1.0)

@@ -15,12 +15,15 @@ from rich.table import Table
 from common import config
 from common.config import ConfigError
 from common.spec import ClusterSpec
-from scale_across.cli_explore import explore_training, training_dict, training_table
+from scale_across.cli_explore import compare, explore_training, reasons, training_dict, training_tables
 from scale_across.cli_predict import predict, validate
 from scale_across.cli_trace import trace
 from scale_across.estimate import TrainingJob
+from scale_across.plan_file import PlanFile
+from scale_across.plot_explore import plot_exploration
 from scale_across.rl_job import RlJob
 from scale_across.rl_search import RlExploration, explore_rl
+from scale_across.robust import Box
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -39,29 +42,48 @@ def explore(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value over the cluster file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of the table")] = False,
     save: Annotated[Path | None, typer.Option("--save", help="write the best plan as YAML")] = None,
-    time_limit_s: Annotated[float, typer.Option("--time-limit", help="seconds; then the best plan so far")] = 30.0,
+    time_limit_s: Annotated[float, typer.Option("--time-limit", help="seconds; then the best plan so far")] = 60.0,
+    gap: Annotated[float, typer.Option("--gap", help="stop when no plan can be faster by more than this share")] = 0.0,
+    robust: Annotated[
+        list[str] | None,
+        typer.Option("--robust", help="best in the worst case: bandwidth=0.5, latency=2, compute=0.9 (factors)"),
+    ] = None,
+    why: Annotated[bool, typer.Option("--why", help="search production with each dimension freed, too")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="draw the plans' steps: a .png or .svg file")] = None,
 ) -> None:
-    """Find the fastest placement of a job and compare it with the baselines.
+    """Find the fastest placement, schedule and network technology for a job and compare it with the baselines.
 
-    Example: scale-across explore cluster.yaml job.yaml --set links.0.bandwidth_gbps=10 --save plan.yaml
+    Examples:
+        scale-across explore cluster.yaml job.yaml --set links.0.bandwidth_gbps=10 --save plan.yaml
+        scale-across explore cluster.yaml job.yaml --robust bandwidth=0.5 --robust latency=2 --plot plans.png
     """
     data = config.read_yaml(cluster_file)
     data = config.apply_overrides(data.get("cluster", data), overrides or [])
     cluster = config.validate(ClusterSpec, data, where=str(cluster_file))
     if config.read_yaml(job_file).get("kind") == "training":
-        trained = explore_training(cluster, config.load(job_file, TrainingJob), time_limit_s)
-        best, result, table = trained.best.to_dict(), training_dict(trained), training_table(trained)
+        box = config.validate(Box, config.apply_overrides({}, robust), where="--robust") if robust else None
+        job = config.load(job_file, TrainingJob)
+        trained = explore_training(cluster, job, time_limit_s=time_limit_s, tolerance=gap, box=box, why=why)
+        plan = PlanFile.of(trained.best.choice).model_copy(update={"cluster": cluster, "job": job})
+        best: dict[str, object] = plan.model_dump(mode="json")
+        result, tables, notes = training_dict(trained), training_tables(trained), reasons(trained)
+        if plot:
+            plot_exploration(trained, plot)
     else:
         found = explore_rl(cluster, config.load(job_file, RlJob), time_limit_s=time_limit_s)
-        best, result, table = found.best.to_dict(), _to_dict(found), exploration_table(found)
+        best, result, tables, notes = found.best.to_dict(), _to_dict(found), [exploration_table(found)], []
     if save:
         _save(save, yaml.safe_dump(best, sort_keys=False))
     if as_json:
         print(json.dumps(result, indent=1))
-    else:
+        return
+    for table in tables:
         Console().print(table)
+    for note in notes:
+        Console().print(f"explorer wins {note}")
 
 
+app.command()(compare)
 app.command()(predict)
 app.command()(validate)
 app.command()(trace)

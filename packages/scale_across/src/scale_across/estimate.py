@@ -50,6 +50,8 @@ class TrainingJob(Config):
     """Per parameter, as kept between microbatches."""
     optimizer_bytes: float = Field(default=12.0, ge=0)
     """Per parameter: master copy and moments."""
+    compute_share: float = Field(default=1.0, gt=0, le=1)
+    """Of the calibrated rates of GPUs and their memory; below 1 to ask how a plan fares on slower ones."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Setup:
             model=model,
             kinds_KF=kinds_KF,
             model_numbers=numbers,
-            gpu=slowest([accelerator.numbers(job.dtype) for accelerator in accelerators]),
+            gpu=slowed(slowest([accelerator.numbers(job.dtype) for accelerator in accelerators]), job.compute_share),
             stack=chosen.numbers(),
             tiers_TF=tiers_TF,
             tier_names=tier_names or tuple(f"tier {index}" for index in range(len(tiers_TF))),
@@ -149,6 +151,11 @@ def slowest(numbers: list[GpuNumbers]) -> GpuNumbers:
     """The least of every rate and size, and the most of every overhead."""
     worse = [max if name in ("gemm_k0", "gap_s") else min for name in GpuNumbers._fields]
     return GpuNumbers(*(pick(values) for pick, values in zip(worse, zip(*numbers, strict=True), strict=True)))
+
+
+def slowed(gpu: GpuNumbers, share: float) -> GpuNumbers:
+    """The same GPU at a share of its rates."""
+    return gpu._replace(flops=gpu.flops * share, bytes_per_s=gpu.bytes_per_s * share)
 
 
 def cluster_tiers(topology: Topology, accelerators: list[Accelerator]) -> Tiers:

@@ -1,36 +1,39 @@
-"""The best training plan over all sites, axes and degrees, with a lower bound over the whole space.
+"""The best training plan over placement, schedule and network technology, with a lower bound over the whole space.
 
     found = explore(model, topology, job)
     found.best.describe(), found.gap, found.speedup_over("production")
 
-Rows that leave ZeRO, recompute and reduction open are bounded by the compute of one stage without recompute plus a
-sharded optimizer (`bound_s`), which no completion beats: each computes at least as much and adds communication. A row
-whose bound reaches the incumbent is dropped with its completions; the others are priced in order of their bounds. When
-nothing is left, the incumbent is optimal over the space in the estimate's model, and the bound equals its time.
+Best-first branch and bound. A node of the tree is a region of the space, a batch of rows that leave something open, or
+one whole plan; each has a lower bound that no plan below it beats (`Region.least_s`, `lower_bound.py`). The node with
+the least bound is taken next: a region is enumerated, rows are refined, a plan is simulated (`judge.py`). When the
+least bound reaches the fastest plan simulated so far, that plan is optimal over the space in the simulation's model;
+stopped before, the least bound still bounds the whole space.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
 
 import numpy as np
 
 from common.config import ConfigError
 from scale_across.baselines import BASELINES, EXPLORER, Rules
 from scale_across.estimate import TrainingJob
+from scale_across.families import FAMILIES
+from scale_across.judge import Choice, Judged, judge
 from scale_across.model import ModelShape
-from scale_across.parallelism import Parallelism, describe
-from scale_across.space import FINE, Floats, Region, Rows, Space
-from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, TOTAL_S, compile_kernel, price_rows
-from scale_across.step import Estimate
+from scale_across.parallelism import Parallelism
+from scale_across.space import Floats, Region, Rows, Space
+from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, bound_rows, compile_kernel
 from scale_across.topology import Topology
 
 BATCH = 1_000
-"""Rows expanded at once; each has len(FINE) completions."""
+"""Rows that are refined at once."""
 
 Progress = Callable[[str, float, float], None]
 """Called with (what is searched for, incumbent in s, lower bound in s)."""
@@ -38,37 +41,24 @@ Progress = Callable[[str, float, float], None]
 
 @dataclass(frozen=True)
 class SitePlan:
-    """One plan with its placement and its predicted step."""
+    """The winner of a search."""
 
     name: str
-    parallelism: Parallelism
-    region: Region
-    estimate: Estimate
+    judged: Judged
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of a step."""
-        return float(self.estimate.total_s)
+        """Simulated seconds of a step."""
+        return self.judged.step_s
+
+    @property
+    def choice(self) -> Choice:
+        """Placement, schedule and technology."""
+        return self.judged.choice
 
     def describe(self) -> str:
         """Short text: where, then how."""
-        units = self.region.units(self.parallelism)
-        unit = "stages" if self.region.crossing == "pp" else "replicas"
-        where = ", ".join(f"{count} {unit} at {site}" for site, count in units.items())
-        without = f"; without {', '.join(self.region.left_out)}" if self.region.left_out else ""
-        return f"{where}{without}; {describe(self.parallelism)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON and YAML."""
-        return {
-            "name": self.name,
-            "step_s": self.step_s,
-            "crossing": self.region.crossing,
-            "units": self.region.units(self.parallelism),
-            "left_out": list(self.region.left_out),
-            "parallelism": {key: int(value) for key, value in self.parallelism._asdict().items()},
-            "memory_gib": float(self.estimate.memory_bytes) / 2**30,
-        }
+        return self.choice.describe()
 
 
 @dataclass(frozen=True)
@@ -81,10 +71,15 @@ class Exploration:
     missing: tuple[str, ...]
     """Baselines without a plan that fits, or not reached in time."""
     lower_bound_s: float
-    """No plan of the space is faster in the estimate's model."""
-    priced: int
+    """No plan of the space is faster in the simulation's model."""
+    baseline_gaps: dict[str, float]
+    """How much faster a baseline's own best could be than the plan found for it; 0 where its search ended."""
+    simulated: tuple[Judged, ...]
+    """Every plan that was simulated, fastest first."""
+    bounded: int
+    """Rows whose bound was computed."""
     pruned: dict[str, int]
-    """Rule → plans dropped by it in the search for the best."""
+    """Rule → rows dropped by it in the search for the best; regions count as one."""
     runtime_s: float
 
     @property
@@ -92,9 +87,43 @@ class Exploration:
         """(best - bound) / bound; zero is a proof of optimality in this model."""
         return (self.best.step_s - self.lower_bound_s) / self.lower_bound_s
 
+    def baseline(self, name: str) -> SitePlan | None:
+        """The plan of a baseline, None when it has none."""
+        return next((plan for plan in self.baselines if plan.name == name), None)
+
     def speedup_over(self, plan: SitePlan) -> float:
         """T_baseline / T_best - 1."""
         return plan.step_s / self.best.step_s - 1
+
+    def runners_up(self, count: int = 5) -> tuple[Judged, ...]:
+        """The fastest simulated plans that differ from the best, and from each other, in kind.
+
+        A kind is a set of sites, the axis that crosses them and a schedule. Plans whose bound was above the best are
+        never simulated, so a kind that is missing here is slower than the best, but how much is not known.
+        """
+        kinds = {_kind(self.best.judged)}
+        found = []
+        for one in self.simulated:
+            if _kind(one) not in kinds:
+                kinds.add(_kind(one))
+                found.append(one)
+        return tuple(found[:count])
+
+    def pareto(self) -> tuple[Judged, ...]:
+        """Simulated plans that no other one beats in step time, memory, bytes between sites and GPU-seconds at once."""
+        front: list[Judged] = []
+        seen: list[tuple[float, ...]] = []
+        for one in self.simulated:  # fastest first, so only earlier ones can beat it
+            costs = (one.memory_bytes, one.cross_site_bytes, one.gpu_s)
+            if not any(all(a <= b for a, b in zip(other, costs, strict=True)) for other in seen):
+                front.append(one)
+                seen.append(costs)
+        return tuple(front)
+
+
+def _kind(judged: Judged) -> tuple[object, ...]:
+    choice = judged.choice
+    return frozenset(choice.region.sites), choice.region.crossing, choice.schedule.split("_x")[0]
 
 
 def explore(
@@ -103,11 +132,17 @@ def explore(
     job: TrainingJob,
     *,
     time_limit_s: float = math.inf,
+    tolerance: float = 0.0,
+    rules: tuple[Rules, ...] = BASELINES,
     progress: Progress | None = None,
 ) -> Exploration:
-    """Search the whole space; deterministic unless the limit or Ctrl-C cuts it short: then the best plan so far.
+    """Search the whole space, then each baseline's part; deterministic unless the limit or Ctrl-C cuts it short.
 
-    The limit counts from when the estimate is compiled, and bounding and the first plan that fits are always done.
+    Args:
+        time_limit_s: counted from when the bounds are compiled; a first plan that fits is always looked for. Half of it
+            is for the best plan, the rest for the baselines.
+        tolerance: a search ends when it is proven that no plan is faster by more than this share.
+        rules: baselines to search besides.
 
     Raises:
         ConfigError: no plan was found that fits the GPUs' memory.
@@ -115,100 +150,166 @@ def explore(
     space = Space.of(model, topology, job)
     compile_kernel(next(space.regions()).setup)
     started = time.monotonic()
-    search = _Search(space, started + time_limit_s, progress)
+    search = _Search(space, tolerance, progress)
     try:
-        search.prepare()
-        search.run(EXPLORER)
-        for rules in BASELINES:
-            search.run(rules)
+        search.run(EXPLORER, started + time_limit_s / 2)
+        for index, one in enumerate(rules):
+            left_s = started + time_limit_s - time.monotonic()
+            search.run(one, time.monotonic() + left_s / (len(rules) - index))
     except KeyboardInterrupt:
         pass
-    return search.result(time.monotonic() - started)
+    return search.result(rules, time.monotonic() - started)
 
 
-@dataclass
-class _Chunk:
-    """Rows of one region in order of their bounds."""
+@dataclass(frozen=True)
+class _Node:
+    """Rows of one region that leave equally much open, with their bounds, least first; no rows: all of the region."""
 
     region: Region
-    rows: Rows
-    bound_N: Floats
+    rows: Rows | None = None
+    bound_N: Floats | None = None
 
 
 @dataclass
 class _Search:
     space: Space
-    deadline: float
+    tolerance: float
     progress: Progress | None
-    chunks: list[_Chunk] = field(default_factory=list)
-    incumbents: dict[str, SitePlan] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+    relaxed: dict[tuple[int, tuple[str, ...]], tuple[Rows, Floats]] = field(default_factory=dict)
+    judged: dict[tuple[object, ...], Judged | None] = field(default_factory=dict)
+    incumbents: dict[str, Judged] = field(default_factory=dict)
     bounds_s: dict[str, float] = field(default_factory=dict)
-    priced: int = 0
+    bounded: int = 0
     pruned: dict[str, int] = field(default_factory=lambda: {"bound": 0, "memory": 0})
 
-    def prepare(self) -> None:
-        """Bound every relaxed row, and put them into chunks by ascending bound."""
-        for region in self.space.regions():
-            rows = region.relaxed()
-            bound_N = price_rows(region.setup, rows)[:, BOUND_S]
-            order = np.argsort(bound_N, kind="stable")
-            for start in range(0, len(order), BATCH):
-                part = order[start : start + BATCH]
-                self.chunks.append(_Chunk(region, rows.take(part), bound_N[part]))
-        self.chunks.sort(key=lambda chunk: float(chunk.bound_N[0]))
-
-    def run(self, rules: Rules) -> None:
+    def run(self, rules: Rules, deadline: float) -> None:
         """The fastest plan that keeps the rules; its lower bound holds wherever the search stops."""
-        best_s = math.inf
-        for index, chunk in enumerate(self.chunks):
-            self.bounds_s[rules.name] = min(best_s, float(chunk.bound_N[0]))
+        self.regions = self.regions or list(self.space.regions())
+        order = count()
+        heap: list[tuple[float, int, _Node]] = [
+            (region.least_s, next(order), _Node(region)) for region in self.regions if rules.takes(region)
+        ]
+        heapq.heapify(heap)
+        best_s = self._known(rules)
+        while heap:
+            least_s, _, node = heap[0]
+            self.bounds_s[rules.name] = min(best_s, least_s)
             if self.progress:
                 self.progress(rules.name, best_s, self.bounds_s[rules.name])
-            if chunk.bound_N[0] >= best_s:
-                if rules is EXPLORER:
-                    self.pruned["bound"] += sum(len(rest.rows) for rest in self.chunks[index:]) * len(FINE)
+            if least_s >= best_s * (1 - self.tolerance):
                 break
-            if time.monotonic() > self.deadline and (rules is not EXPLORER or best_s < math.inf):
+            if time.monotonic() > deadline and (best_s < math.inf or rules is not EXPLORER):
                 return
-            if rules.takes(chunk.region):
-                best_s = self._expand(rules, chunk, best_s)
-        self.bounds_s[rules.name] = best_s
-
-    def _expand(self, rules: Rules, chunk: _Chunk, best_s: float) -> float:
-        """Price the completions of a chunk that can still win; return the incumbent's seconds."""
-        open_N = chunk.bound_N < best_s
-        rows = chunk.rows.take(np.flatnonzero(open_N)).expand()
-        rows = rows.take(np.flatnonzero(rules.keeps(rows.plans_NF, rows.batch_N, self.space.job.global_batch)))
-        if not len(rows):
-            return best_s
-        priced_NF = price_rows(chunk.region.setup, rows)
-        fits_N = priced_NF[:, MEMORY_BYTES] <= chunk.region.setup.gpu.memory_bytes
-        self.priced += len(rows)
+            heapq.heappop(heap)
+            if node.rows is not None and node.rows.family_N[0] >= 0:
+                best_s, rest = self._simulate(rules, node, best_s, deadline)
+                if rest is not None and rest.bound_N is not None:
+                    heapq.heappush(heap, (float(rest.bound_N[0]), next(order), rest))
+            else:
+                for made in self._refined(rules, node, best_s):
+                    assert made.bound_N is not None
+                    heapq.heappush(heap, (float(made.bound_N[0]), next(order), made))
         if rules is EXPLORER:
-            self.pruned["bound"] += int((~open_N).sum()) * len(FINE)
-            self.pruned["memory"] += int((~fits_N).sum())
-        seconds_N = np.where(fits_N, priced_NF[:, TOTAL_S], math.inf)
-        index = int(np.argmin(seconds_N))
-        if not seconds_N[index] < best_s:
-            return best_s
-        plan = Parallelism(*(int(value) for value in rows.plans_NF[index]))
-        self.incumbents[rules.name] = SitePlan(rules.name, plan, chunk.region, chunk.region.estimate(plan))
-        return float(seconds_N[index])
+            self.pruned["bound"] += sum(1 if node.rows is None else len(node.rows) for _, _, node in heap)
+        if not heap:
+            self.bounds_s[rules.name] = best_s
 
-    def result(self, runtime_s: float) -> Exploration:
+    def _known(self, rules: Rules) -> float:
+        """The fastest plan of earlier searches that keeps these rules, so that nothing slower is simulated."""
+        best_s = math.inf
+        for found in self.judged.values():
+            if found is not None and found.step_s < best_s and self._belongs(rules, found.choice):
+                best_s = found.step_s
+                self.incumbents[rules.name] = found
+        return best_s
+
+    def _belongs(self, rules: Rules, choice: Choice) -> bool:
+        if not rules.takes(choice.region) or choice.technologies != rules.technologies:
+            return False
+        plan = choice.parallelism
+        batch = choice.region.setup_for(plan, choice.technologies).job.global_batch
+        family = next(index for index, one in enumerate(FAMILIES) if one.name == choice.schedule)
+        zeros = np.zeros(1, np.int64)
+        row = Rows(np.array([plan], np.int64), np.array([batch]), zeros, zeros + family)
+        return bool(rules.keeps(row, self.space.job.global_batch)[0])
+
+    def _refined(self, rules: Rules, node: _Node, best_s: float) -> list[_Node]:
+        """The node's rows with one more thing decided, those that can still win, in batches by their bounds."""
+        region = node.region
+        if node.rows is None:
+            rows, bound_N = self._relaxed(region, rules)
+        else:
+            assert node.bound_N is not None
+            rows = node.rows.take(np.flatnonzero(node.bound_N < best_s))
+            rows = region.shardings(rows) if rows.family_N[0] == -2 else region.schedules(rows)
+            rows = rows.take(np.flatnonzero(rules.keeps(rows, self.space.job.global_batch)))
+            priced_NF = bound_rows(region.setup, rows, region.tables(rules.technologies), region.most_slices)
+            self.bounded += len(rows)
+            bound_N = priced_NF[:, BOUND_S]
+            if len(rows) and rows.family_N[0] >= 0:
+                fits_N = priced_NF[:, MEMORY_BYTES] <= region.setup.gpu.memory_bytes
+                if rules is EXPLORER:
+                    self.pruned["memory"] += int((~fits_N).sum())
+                bound_N = np.where(fits_N, bound_N, math.inf)
+        alive = np.flatnonzero((bound_N < best_s) & rules.keeps(rows, self.space.job.global_batch))
+        if rules is EXPLORER:
+            self.pruned["bound"] += int((bound_N >= best_s).sum()) - int(np.isinf(bound_N).sum())
+        alive = alive[np.argsort(bound_N[alive], kind="stable")]
+        parts = [alive[start : start + BATCH] for start in range(0, len(alive), BATCH)]
+        return [_Node(region, rows.take(part), bound_N[part]) for part in parts]
+
+    def _relaxed(self, region: Region, rules: Rules) -> tuple[Rows, Floats]:
+        """The region's most relaxed rows and their bounds; the same for all rules with the same technologies."""
+        key = (self.regions.index(region), rules.technologies)
+        if key not in self.relaxed:
+            known = next((rows for (index, _), (rows, _) in self.relaxed.items() if index == key[0]), None)
+            rows = region.relaxed() if known is None else known
+            priced_NF = bound_rows(region.setup, rows, region.tables(rules.technologies), region.most_slices)
+            self.bounded += len(rows)
+            self.relaxed[key] = rows, priced_NF[:, BOUND_S]
+        return self.relaxed[key]
+
+    def _simulate(self, rules: Rules, node: _Node, best_s: float, deadline: float) -> tuple[float, _Node | None]:
+        """Simulate whole plans in the order of their bounds; (incumbent in s, what the deadline left)."""
+        assert node.rows is not None
+        assert node.bound_N is not None
+        for index in range(len(node.rows)):
+            if node.bound_N[index] >= best_s * (1 - self.tolerance):
+                break
+            if time.monotonic() > deadline and best_s < math.inf:
+                return best_s, _Node(node.region, node.rows.take(slice(index, None)), node.bound_N[index:])
+            plan = Parallelism(*(int(value) for value in node.rows.plans_NF[index]))
+            choice = Choice(node.region, plan, FAMILIES[node.rows.family_N[index]].name, rules.technologies)
+            found = self._judged(choice)
+            if found is not None and found.step_s < best_s:
+                best_s = found.step_s
+                self.incumbents[rules.name] = found
+                if self.progress:
+                    self.progress(rules.name, best_s, min(best_s, self.bounds_s[rules.name]))
+        return best_s, None
+
+    def _judged(self, choice: Choice) -> Judged | None:
+        key = (self.regions.index(choice.region), choice.parallelism, choice.schedule, choice.technologies)
+        if key not in self.judged:
+            self.judged[key] = judge(choice)
+        return self.judged[key]
+
+    def result(self, rules: tuple[Rules, ...], runtime_s: float) -> Exploration:
         """What was found until now."""
-        found = [self.incumbents[rules.name] for rules in BASELINES if rules.name in self.incumbents]
-        everything = [*self.incumbents.values()]
-        if not everything:
-            why = f"{self.pruned['memory']} of {self.priced} priced plans exceed the GPUs' memory"
+        if not self.incumbents:
+            why = f"{self.pruned['memory']} of {self.bounded} rows exceed the GPUs' memory"
             raise ConfigError(f"no plan for {self.space.model.name} found: {why}; add GPUs or shorten seq_len")
-        best = min(everything, key=lambda plan: plan.step_s)
+        best = min(self.incumbents.values(), key=lambda found: found.step_s)
+        named = {one.name: self.incumbents[one.name] for one in rules if one.name in self.incumbents}
         return Exploration(
-            best=SitePlan(EXPLORER.name, best.parallelism, best.region, best.estimate),
-            baselines=tuple(found),
-            missing=tuple(rules.name for rules in BASELINES if rules.name not in self.incumbents),
+            best=SitePlan(EXPLORER.name, best),
+            baselines=tuple(SitePlan(name, found) for name, found in named.items()),
+            missing=tuple(one.name for one in rules if one.name not in named),
             lower_bound_s=min(best.step_s, self.bounds_s[EXPLORER.name]),
-            priced=self.priced,
+            baseline_gaps={name: found.step_s / self.bounds_s.get(name, 0.0) - 1 for name, found in named.items()},
+            simulated=tuple(sorted((one for one in self.judged.values() if one), key=lambda one: one.step_s)),
+            bounded=self.bounded,
             pruned=self.pruned,
             runtime_s=runtime_s,
         )

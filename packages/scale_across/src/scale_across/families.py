@@ -1,25 +1,38 @@
 """The pipeline schedules that a plan may choose, what each needs, and how it is made.
 
-`1f1b` with more than one chunk is interleaved 1F1B. `cross` and `cross_v` are made for the links of the plan: a greedy
-that knows delays and the memory that is left (CrossPipe's idea), over the stages in a row or in a V inside each site,
-with the microbatch whole or cut into sequence slices at the price of longer blocks.
+`1f1b` with more than one chunk is interleaved 1F1B. `cross`, `cross_wave` and `cross_v` are made for the links of the
+plan: a greedy that knows delays and the memory that is left (CrossPipe's idea), over the stages in a row, to and fro,
+or in a V inside each site, with the microbatch whole or cut into sequence slices at the price of longer blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from common.config import ConfigError
-from scale_across.lower_bound import LOCAL, LOOP, WAVE, Family
+from scale_across.lower_bound import (
+    ALL_HELD,
+    LOCAL,
+    LOOP,
+    MEMORY_HELD,
+    ONCE_HELD,
+    PLAIN,
+    TWICE_HELD,
+    WAVE,
+)
 from scale_across.pipeline import Pipeline, Rule, Run, greedy
-from scale_across.schedule import Schedule
+from scale_across.schedule import Schedule, wave_devices
 from scale_across.schedules_cross import SLICE_PRICE
 from scale_across.schedules_static import breadth_first, interleaved, zb_h1, zb_h2, zb_v
+from scale_across.simulate_input import StageSites
 from scale_across.simulate_tables import Floats
 
+Ints = npt.NDArray[np.int64]
 CROSS_RULES = (
     Rule(rank=(1.0, 0.0, 2.0), patience_s=0.0),
     Rule(rank=(1.0, 0.0, 2.0), patience_s=0.5),
@@ -37,57 +50,58 @@ class ScheduleFamily:
     """Input and weight gradients are blocks of their own (then without full recompute, which would serve both)."""
     devices: int = LOOP
     slices: int = 1
-    made_for_links: bool = False
-    """Only where the pipeline crosses sites."""
+    place: str = "anywhere"
+    """`inside`: only for pipelines inside a site; `across`: only for those that cross sites, made for the links."""
 
     @property
     def price(self) -> float:
         """How much longer blocks take because of slices."""
         return SLICE_PRICE[self.slices]
 
-    def possible(self, pp: int, chunks: int, microbatches: int) -> bool:
-        """Whether it is defined for these degrees, and is not the same as a simpler one."""
-        if self.name == "1f1b":
-            return chunks == 1 or microbatches % pp == 0
-        if pp == 1:
-            return False
-        if self.name == "breadth_first":
-            return chunks > 1
-        return chunks == (1 if self.devices == LOOP else 2)
+    def last_stage(self, pp: int, sites: StageSites | None) -> int:
+        """The stage that holds the head."""
+        if self.devices == WAVE:
+            return 0
+        return sites.site_S.index(sites.site_S[-1]) if self.devices == LOCAL and sites is not None else pp - 1
 
-    def held(self, pp: int, chunks: int, microbatches: int) -> int:
-        """Most chunk-microbatches of activations on one stage (the least that works where the memory decides)."""
-        everything = microbatches * chunks
-        if self.name == "1f1b":
-            return min(pp * chunks + pp - 1 if chunks > 1 else pp, everything)
-        if self.name == "breadth_first":
-            return everything
-        return min(2 * pp - 1 if self.name == "zb_h2" else pp * chunks, everything)
-
-    def numbers(self, pp: int, chunks: int, microbatches: int) -> Family:
-        """What the lower bound needs."""
-        ordered = chunks == 1 and not self.made_for_links
-        first = float(self.held(pp, chunks, microbatches)) if ordered else (-1.0 if self.made_for_links else 0.0)
-        last = (2.0 if self.name == "zb_h2" else 1.0) if ordered else 0.0
-        held = float(self.held(pp, chunks, microbatches))
-        return Family(int(self.split), self.devices, float(self.slices), self.price, held, first, last)
+    def code(self) -> tuple[float, ...]:
+        """As a row of CODES."""
+        kind = {"1f1b": PLAIN, "breadth_first": ALL_HELD, "zb_h2": TWICE_HELD}.get(self.name, ONCE_HELD)
+        kind = MEMORY_HELD if self.place == "across" else kind
+        return float(kind), float(self.split), float(self.devices), float(self.slices), self.price
 
 
 FAMILIES = (
     ScheduleFamily("1f1b", split=False),
-    ScheduleFamily("breadth_first", split=False),
-    ScheduleFamily("zb_h1", split=True),
-    ScheduleFamily("zb_h2", split=True),
-    ScheduleFamily("zb_v", split=True, devices=WAVE),
+    ScheduleFamily("breadth_first", split=False, place="inside"),
+    ScheduleFamily("zb_h1", split=True, place="inside"),
+    ScheduleFamily("zb_h2", split=True, place="inside"),
+    ScheduleFamily("zb_v", split=True, devices=WAVE, place="inside"),
+    ScheduleFamily("cross_wave", split=True, devices=WAVE, place="across"),
     *(
-        ScheduleFamily(name if slices == 1 else f"{name}_x{slices}", True, devices, slices, made_for_links=True)
+        ScheduleFamily(name if slices == 1 else f"{name}_x{slices}", True, devices, slices, place="across")
         for name, devices in (("cross", LOOP), ("cross_v", LOCAL))
         for slices in (1, 2, 4)
     ),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
-RELAXED = Family(1, LOOP, 4.0, 0.0, 0.0, 0.0, 0.0)
-"""No family is faster than this says, for one chunk; see `relaxed`."""
+CODES = np.array([family.code() for family in FAMILIES])
+"""[family, (kind, split, devices, slices, price)] for the kernel."""
+MIN_TOKENS_PER_SLICE = 1024
+
+
+def possible(
+    family: ScheduleFamily, pp_N: Ints, chunks_N: Ints, microbatches_N: Ints, tokens_N: Ints
+) -> npt.NDArray[np.bool_]:
+    """Where it is defined, and not the same as a simpler one; `tokens_N` are those of a rank's sequence."""
+    if family.name == "1f1b":
+        return np.asarray((chunks_N == 1) | (microbatches_N % pp_N == 0))
+    fits = (pp_N > 1) & (tokens_N % family.slices == 0)
+    if family.slices > 1:
+        fits &= tokens_N // family.slices >= MIN_TOKENS_PER_SLICE
+    if family.name == "breadth_first":
+        return np.asarray(fits & (chunks_N > 1))
+    return np.asarray(fits & (chunks_N == (1 if family.devices == LOOP else 2)))
 
 
 @dataclass(frozen=True)
@@ -101,25 +115,25 @@ class Links:
     """Most whole-stage microbatches of activations that fit."""
 
 
-def build(family: ScheduleFamily, pp: int, chunks: int, microbatches: int) -> Schedule:
+@lru_cache(maxsize=256)
+def build(family: str, pp: int, chunks: int, microbatches: int) -> Schedule:
     """A schedule that does not depend on the links."""
-    if family.name == "1f1b":
+    if family == "1f1b":
         return interleaved(pp, microbatches, chunks)
-    if family.name == "breadth_first":
+    if family == "breadth_first":
         return breadth_first(pp, microbatches, chunks)
-    return {"zb_h1": zb_h1, "zb_h2": zb_h2, "zb_v": zb_v}[family.name](pp, microbatches)
+    return {"zb_h1": zb_h1, "zb_h2": zb_h2, "zb_v": zb_v}[family](pp, microbatches)
 
 
 def build_for_links(
     family: ScheduleFamily, microbatches: int, duration_KV: Floats, links: Links
 ) -> tuple[Schedule, ...]:
-    """Candidates of a cross-site family: one per greedy rule that fits the memory.
-
-    Raises:
-        ConfigError: no rule fits.
-    """
+    """Candidates of a cross-site family: one per greedy rule that fits the memory, so there may be none."""
     stages = len(links.site_S)
-    devices = list(range(stages)) if family.devices == LOOP else local_devices(links.site_S)
+    if family.devices == LOCAL:
+        devices = local_devices(links.site_S)
+    else:
+        devices = list(range(stages)) if family.devices == LOOP else wave_devices(stages, 2)
     device_V = np.asarray(devices, np.int32)
     site_V = np.asarray(links.site_S)[device_V]
     hops = site_V[1:] != site_V[:-1]
@@ -137,8 +151,6 @@ def build_for_links(
         run = _tried(pipeline, family.name, Rule(rank=rule.rank, patience_s=rule.patience_s * block_s))
         if run is not None:
             found.append(run.schedule)
-    if not found:
-        raise ConfigError(f"{family.name}: memory for {links.limit} microbatches is too little for every greedy rule")
     return tuple(found)
 
 

@@ -41,5 +41,5 @@ def compiled(make: Callable[[str], FunctionT]) -> FunctionT:
     for function in _FORMULAS:
         register_jitable(function)
     _FORMULAS.clear()
-    result: FunctionT = numba.njit(cache=True, error_model="numpy")(make(source_digest()))
+    result: FunctionT = numba.njit(cache=True, nogil=True, error_model="numpy")(make(source_digest()))
     return result

@@ -9,21 +9,21 @@ pipeline takes to fill then follow from the simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scale_across.blocks import block_s, edges_s, gather_leg, reduce_leg, sharding_s
+from scale_across.blocks import Leg, block_s, edges_s, gather_leg, reduce_leg, sharding_s
 from scale_across.estimate import Setup
 from scale_across.overlap import OverlapPolicy
 from scale_across.parallelism import DP_OUTERMOST, Parallelism
 from scale_across.schedule import Schedule
 from scale_across.schedules_static import interleaved
 from scale_across.simulate_tables import Phase, Work
-from scale_across.step import LayerTime, average_layer
+from scale_across.step import LayerTime, average_layer, estimate_layers
 from scale_across.traffic import split_layers
 
 
@@ -43,7 +43,7 @@ def candidate(
     if schedule is None:
         microbatches = int(setup.job.global_batch) // (plan.dp * plan.microbatch)
         schedule = interleaved(plan.pp, microbatches, plan.chunks)
-    return schedule, work_of(setup, plan, schedule.device_of_virtual_V.tolist()), policy or policy_of(setup, plan)
+    return schedule, work_of(setup, plan, int(schedule.device_of_virtual_V[-1])), policy or policy_of(setup, plan)
 
 
 def policy_of(setup: Setup, plan: Parallelism) -> OverlapPolicy:
@@ -62,7 +62,7 @@ def policy_of(setup: Setup, plan: Parallelism) -> OverlapPolicy:
 def work_of(
     setup: Setup,
     plan: Parallelism,
-    devices: Sequence[int] | None = None,
+    head: int | None = None,
     sites: StageSites | None = None,
     slices: int = 1,
     price: float = 0.0,
@@ -70,16 +70,16 @@ def work_of(
     """Durations and transfers of a plan; every stage has one outgoing stream per tier of the network.
 
     Args:
-        devices: stage of every virtual stage; by default round and round.
+        head: stage that holds the last virtual stage; by default the last.
         sites: who sits where, when what crosses sites differs from the outermost tier.
         slices, price: sequence slices of a microbatch, and how much longer their blocks take in all.
     """
-    layer = average_layer(plan, setup.kinds_KF, setup.model_numbers, setup.gpu, setup.stack, setup.tiers_TF, setup.job)
+    layer = layer_time(setup, plan)
     tiers = len(setup.tiers_TF)
     names = tuple(f"stage {s}, {name}" for s in range(plan.pp) for name in setup.tier_names)
     resource_SS, occupied_SS, latency_SS = _messages(setup, plan, sites)
-    devices = list(range(plan.pp)) * plan.chunks if devices is None else devices
-    reduce_S, gather_S = _data_parallel(setup, plan, layer, devices[-1])
+    reduce_S, gather_S = _data_parallel(setup, plan, layer, plan.pp - 1 if head is None else head)
+    estimate = estimate_layers(plan, layer, setup.model_numbers, setup.gpu, setup.stack, setup.tiers_TF, setup.job)
     return Work(
         duration_KV=durations(setup, plan, layer) * (1.0 + price) / slices,
         resource_SS=resource_SS,
@@ -89,8 +89,13 @@ def work_of(
         replicas_R=np.ones(plan.pp * tiers, np.int32),
         reduce_S=reduce_S,
         gather_S=gather_S,
-        optimizer_s=setup.estimate(plan).optimizer_s,
+        optimizer_s=estimate.optimizer_s,
     )
+
+
+def layer_time(setup: Setup, plan: Parallelism) -> LayerTime:
+    """One microbatch through the average layer."""
+    return average_layer(plan, setup.kinds_KF, setup.model_numbers, setup.gpu, setup.stack, setup.tiers_TF, setup.job)
 
 
 def layers_per_virtual(setup: Setup, plan: Parallelism) -> npt.NDArray[np.float64]:
@@ -110,13 +115,14 @@ def durations(setup: Setup, plan: Parallelism, layer: LayerTime) -> npt.NDArray[
     embed_s, head_s = edges_s(plan, setup.model_numbers, setup.gpu, setup.stack, setup.job)
     sharding = sharding_s(plan, setup.stack, layer, setup.tiers_TF, setup.job)
     last = len(layers_V) - 1
-    blocks = [
-        block_s(
-            plan, setup.stack, layer, sharding, layers, (embed_s if v == 0 else 0.0) + (head_s if v == last else 0.0),
-            1.0 if v == last else 0.0,
-        )
-        for v, layers in enumerate(layers_V.tolist())
-    ]  # fmt: skip
+    kinds = {}  # first, middle, last: computed once each
+    blocks = []
+    for v, layers in enumerate(layers_V.tolist()):
+        kind = (v == 0, v == last)
+        if kind not in kinds:
+            edge_s = embed_s * kind[0] + head_s * kind[1]
+            kinds[kind] = block_s(plan, setup.stack, layer, sharding, layers, edge_s, float(kind[1]))
+        blocks.append(kinds[kind])
     forward_V = np.array([block.forward_s for block in blocks])
     both_V = np.array([block.backward_s for block in blocks])
     weight_V = both_V * layer.weight_share
@@ -159,12 +165,16 @@ def _data_parallel(setup: Setup, plan: Parallelism, layer: LayerTime, head: int)
     edges[0] += setup.model_numbers.embedding_params / plan.tp / plan.chunks
     edges[head] += setup.model_numbers.head_params / plan.tp / plan.chunks
     width, tiers = len(setup.tiers_TF), setup.tiers_TF
-    reduce_S, gather_S = [], []
+    reduce_S: list[tuple[Phase, ...]] = []
+    gather_S: list[tuple[Phase, ...]] = []
+    known: dict[float, tuple[list[Leg], list[Leg]]] = {}  # all stages but the first and the last are alike
     for s, extra in enumerate(edges.tolist()):
-        reduce, gather = [], []
-        for expert in (0, 1):
-            reduce += reduce_leg(plan, setup.stack, layer, tiers, expert, layers, extra)
-            gather.append(gather_leg(plan, setup.stack, layer, tiers, setup.job, expert, layers, extra))
+        if extra not in known:
+            known[extra] = [], []
+            for expert in (0, 1) if layer.expert_params > 0 else (0,):
+                known[extra][0].extend(reduce_leg(plan, setup.stack, layer, tiers, expert, layers, extra))
+                known[extra][1].append(gather_leg(plan, setup.stack, layer, tiers, setup.job, expert, layers, extra))
+        reduce, gather = known[extra]
         legs = [*reduce, *gather] if plan.zero == 0 else reduce
         for into, found in ((reduce_S, legs), (gather_S, gather if plan.zero else [])):
             into.append(

@@ -2,7 +2,9 @@
 
     space = Space.of(model, topology, job)
     for region in space.regions():          # one choice of sites and of the axis that crosses them
-        rows = region.relaxed()             # degrees, microbatch, chunks, experts; not yet ZeRO, recompute, reduction
+        rows = region.relaxed()             # degrees, microbatch, chunks, experts
+        region.shardings(rows)              # ZeRO and reduction too
+        region.schedules(rows)              # recompute and the schedule too: whole plans
 
 Of a choice of sites each hosts whole replicas (DP crosses) or whole stages (PP crosses), as many as it has room for, so
 unequal sites get unequal shares, and a site may be left out. Replicas that do not divide the batch get one microbatch
@@ -14,18 +16,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from common.config import ConfigError
 from common.spec import ClusterSpec
+from scale_across.collectives import HIERARCHICAL, RING
+from scale_across.crossing import Crossing, Crossings
 from scale_across.estimate import Setup, TrainingJob, cluster_tiers
+from scale_across.families import FAMILIES, possible
 from scale_across.hardware import accelerator
 from scale_across.model import ModelShape, Moe
-from scale_across.parallelism import DP_OUTERMOST, PP_OUTERMOST, Parallelism, candidates
-from scale_across.step import Estimate
+from scale_across.parallelism import DP_OUTERMOST, FIELDS, FULL, PP_OUTERMOST, Parallelism, candidates, check
 from scale_across.topology import Topology
 
 MAX_SITES = 6
@@ -33,41 +37,51 @@ MICROBATCHES = (1, 2, 4, 8)
 MAX_CP = 16
 MIN_TOKENS_PER_CP_RANK = 2048
 MAX_CHUNKS = 8
-FINE = tuple(itertools.product((0, 1, 3), (0, 1, 2), (0, 1)))
-"""(zero, recompute, reduction): what a relaxed row leaves open."""
+RECOMPUTES = (0, 1, 2)
+CP, PP, DP, CHUNKS, ZERO, SHARD, RECOMPUTE, REDUCTION = (
+    FIELDS.index(name) for name in ("cp", "pp", "dp", "chunks", "zero", "shard", "recompute", "reduction")
+)
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Layout = tuple[int, int, bool]
+"""What the network of a plan depends on: its GPUs, the GPUs of a stage, and whether it is interleaved."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Candidates of one region: columns of `Parallelism`, the batch they compute, the tiers they see."""
+    """Candidates of one region: columns of `Parallelism`, the batch they compute, their layout, their schedule."""
 
     plans_NF: Ints
     batch_N: Floats
     """dp x microbatch x microbatches of the busiest replica: at least the global batch."""
     layout_N: Ints
-    tiers_LTF: Floats
+    """Index into `Region.layouts`."""
+    family_N: Ints
+    """Index into FAMILIES; -1: any of them; -2: any sharding too."""
 
     def __len__(self) -> int:
         return len(self.plans_NF)
 
-    def take(self, index: npt.ArrayLike) -> Rows:
+    def take(self, chosen: Ints | slice) -> Rows:
         """Some of the rows."""
-        chosen = np.asarray(index)
-        return Rows(self.plans_NF[chosen], self.batch_N[chosen], self.layout_N[chosen], self.tiers_LTF)
+        return Rows(self.plans_NF[chosen], self.batch_N[chosen], self.layout_N[chosen], self.family_N[chosen])
 
-    def expand(self) -> Rows:
-        """Every row with every choice of FINE; reductions differ only where there is something to reduce."""
-        zero, recompute, reduction = np.array(FINE, np.int64).T
-        plans = np.repeat(self.plans_NF, len(FINE), axis=0)
-        tiled = len(self.plans_NF)
-        fields = Parallelism._fields
-        plans[:, fields.index("zero")] = np.tile(zero, tiled)
-        plans[:, fields.index("recompute")] = np.tile(recompute, tiled)
-        plans[:, fields.index("reduction")] = np.tile(reduction, tiled)
-        return Rows(plans, np.repeat(self.batch_N, len(FINE)), np.repeat(self.layout_N, len(FINE)), self.tiers_LTF)
+    @property
+    def microbatches_N(self) -> Ints:
+        """Microbatches of the busiest replica."""
+        each = self.plans_NF[:, FIELDS.index("dp")] * self.plans_NF[:, FIELDS.index("microbatch")]
+        return np.asarray(np.rint(self.batch_N / each), np.int64)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """One after another."""
+    return Rows(
+        np.concatenate([part.plans_NF for part in parts]),
+        np.concatenate([part.batch_N for part in parts]),
+        np.concatenate([part.layout_N for part in parts]),
+        np.concatenate([part.family_N for part in parts]),
+    )
 
 
 @dataclass(frozen=True)
@@ -94,8 +108,12 @@ class Space:
             part = _part(self.topology, chosen)
             if part is not None:
                 setup = Setup.of(self.model, part, self.job)
+                chips = [accelerator(site.accelerator) for site in part.spec.sites]
+                crossings = Crossings(part, min(chip.calibration.network_fraction for chip in chips))
+                names = [name for name, *_ in part.tier_table()]
+                inside = cluster_tiers(part, chips)[[name not in ("region", "global") for name in names]]
                 for order in (DP_OUTERMOST, PP_OUTERMOST):
-                    yield Region(self, part, setup, order)
+                    yield Region(self, part, setup, order, crossings, inside)
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,11 @@ class Region:
     topology: Topology
     setup: Setup
     order: int
+    crossings: Crossings
+    inside_TF: Floats
+    """Tiers inside a site at the bandwidths that collectives reach."""
+    layouts: dict[Layout, int] = field(default_factory=dict)
+    """Layout → its number, in order; filled by `relaxed`."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -133,87 +156,174 @@ class Region:
             left -= more
         return taken
 
+    def check(self, plan: Parallelism, schedule: str) -> None:
+        """Raise ConfigError when the plan divides neither model nor sites, or the schedule is not possible for it."""
+        check(
+            plan,
+            self.space.model,
+            gpus=self.topology.spec.gpus,
+            global_batch=plan.dp * plan.microbatch * self._count(plan),
+            seq_len=self.space.job.seq_len,
+        )
+        block = _unit(plan.tp, plan.cp, plan.pp, plan.dp, self.crossing)[1]
+        for site, units in self.units(plan).items():
+            if units < 1 or units * block > self.topology.spec.site(site).gpus:
+                raise ConfigError(
+                    f"site {site!r}: {units} x {block} GPUs do not fit its {self.topology.spec.site(site).gpus}; "
+                    f"the plan needs {plan.gpus} GPUs in units of {block}"
+                )
+        family = next(one for one in FAMILIES if one.name == schedule)
+        numbers = [
+            np.array([value]) for value in (plan.pp, plan.chunks, self._count(plan), self.space.job.seq_len // plan.cp)
+        ]
+        here = family.place in ("anywhere", "across" if self.crossing == "pp" else "inside")
+        if not (here and possible(family, *numbers)[0]):
+            raise ConfigError(
+                f"schedule {schedule!r} is not possible with pp {plan.pp}, chunks {plan.chunks}, {self._count(plan)} "
+                f"microbatches and {self.crossing} crossing sites"
+            )
+
+    def _count(self, plan: Parallelism) -> int:
+        """Microbatches of the busiest replica."""
+        return math.ceil(self.batch / (plan.dp * plan.microbatch))
+
     def relaxed(self) -> Rows:
-        """All rows of the region with ZeRO, recompute and reduction left at 1, none and ring."""
+        """All rows of the region with sharding, reduction, recompute and schedule left open."""
         plans, batches, layouts = [], [], []
-        tables: dict[tuple[int, int, int], int] = {}
-        tiers: list[Floats] = []
         for tp, cp, pp, dp, chunks in self._degrees():
+            layout = self.layouts.setdefault(_layout(tp, cp, pp, dp, chunks), len(self.layouts))
             for microbatch in MICROBATCHES:
                 count = math.ceil(self.space.job.global_batch / (dp * microbatch))
                 wasted = dp * microbatch * (count - 1) >= self.space.job.global_batch
                 if wasted or (chunks > 1 and count % pp) or (microbatch > 1 and dp * microbatch > self.batch):
                     continue
-                key = _layout(tp, cp, pp, dp, chunks)
-                if key not in tables:
-                    tables[key] = len(tiers)
-                    tiers.append(self.tiers(*key))
                 for ep, etp in self._experts(tp, cp, dp):
                     plans.append((tp, cp, ep, etp, pp, dp, chunks, microbatch))
                     batches.append(dp * microbatch * count)
-                    layouts.append(tables[key])
+                    layouts.append(layout)
         columns = np.array(plans, np.int64).reshape(-1, 8)
         names = ("tp", "cp", "ep", "etp", "pp", "dp", "chunks", "microbatch")
         given = {name: columns[:, index] for index, name in enumerate(names)}
+        # an optimizer sharded over all replicas takes least time
         rows = candidates(**given, zero=1, sp=(columns[:, 0] > 1).astype(np.int64), order=self.order)
-        depth = max((len(table) for table in tiers), default=1)
-        padded = [np.concatenate([table, np.repeat(table[-1:], depth - len(table), axis=0)]) for table in tiers]
-        stacked = np.array(padded, np.float64).reshape(-1, depth, 3)
-        return Rows(rows, np.array(batches, np.float64), np.array(layouts, np.int64), stacked)
+        return Rows(rows, np.array(batches, np.float64), np.array(layouts, np.int64), np.full(len(rows), -2))
+
+    def shardings(self, rows: Rows) -> Rows:
+        """Every row with every sharding and reduction: replicated, optimizer, all, and all inside a site (HSDP)."""
+        replicas_N = rows.plans_NF[:, DP] * rows.plans_NF[:, CP]
+        sites = len(self.sites)
+        parts = []
+        for zero, inside in ((0, False), (1, False), (3, False), (3, True)):
+            fits = (replicas_N > 1) | (zero == 0)
+            if inside:
+                fits &= (self.crossing == "dp") & (sites > 1) & (replicas_N % sites == 0) & (replicas_N > sites)
+            for reduction in (RING, HIERARCHICAL):
+                chosen = rows.take(np.flatnonzero(fits & ((replicas_N > 1) | (reduction == RING))))
+                chosen.plans_NF[:, ZERO] = zero
+                chosen.plans_NF[:, SHARD] = chosen.plans_NF[:, DP] * chosen.plans_NF[:, CP] // sites if inside else 0
+                chosen.plans_NF[:, REDUCTION] = reduction
+                chosen.family_N[:] = -1
+                parts.append(chosen)
+        return joined(parts)
+
+    def schedules(self, rows: Rows) -> Rows:
+        """Every row with every recompute and every schedule that is possible."""
+        plans = rows.plans_NF
+        tokens_N = self.space.job.seq_len // plans[:, CP]
+        parts = []
+        for index, family in enumerate(FAMILIES):
+            if family.place not in ("anywhere", "across" if self.crossing == "pp" else "inside"):
+                continue
+            fits = possible(family, plans[:, PP], plans[:, CHUNKS], rows.microbatches_N, tokens_N)
+            for recompute in RECOMPUTES:
+                if not (family.split and recompute == FULL):
+                    chosen = rows.take(np.flatnonzero(fits))
+                    chosen.plans_NF[:, RECOMPUTE] = recompute
+                    chosen.family_N[:] = index
+                    parts.append(chosen)
+        return joined(parts)
+
+    @property
+    def most_slices(self) -> float:
+        """Of any schedule of the region."""
+        return 4.0 if self.crossing == "pp" else 1.0
+
+    @property
+    def least_s(self) -> float:
+        """No plan of the region is faster: its matrix products at the rate that the fastest GEMMs reach."""
+        gpu, model = self.setup.gpu, self.setup.model_numbers
+        flops = model.flops_per_token * self.setup.job.seq * self.batch
+        return flops / (self.topology.spec.gpus * gpu.flops * gpu.gemm_fraction)
 
     @property
     def batch(self) -> int:
         """Sequences per step."""
         return self.space.job.global_batch
 
-    def estimate(self, plan: Parallelism) -> Estimate:
-        """One plan of the region, all columns; rates count the padding of uneven shares as work."""
-        count = math.ceil(self.batch / (plan.dp * plan.microbatch))
-        tiers = self.tiers(*_layout(plan.tp, plan.cp, plan.pp, plan.dp, plan.chunks))
-        job = self.setup.job._replace(global_batch=float(plan.dp * plan.microbatch * count))
-        return replace(self.setup, tiers_TF=tiers, job=job).estimate(plan)
+    def layout(self, plan: Parallelism) -> Layout:
+        """What the network of a plan depends on."""
+        return _layout(plan.tp, plan.cp, plan.pp, plan.dp, plan.chunks)
 
-    def tiers(self, gpus: int, stage_gpus: int, chunks: int) -> Floats:
-        """[tier, (GPUs, bytes/s, latency)] as a plan on `gpus` GPUs sees it; `stage_gpus` of them make a stage.
+    def setup_for(self, plan: Parallelism, technologies: tuple[str, ...]) -> Setup:
+        """The setup as one plan of the region sees it; rates count the padding of uneven shares as work."""
+        count = self._count(plan)
+        tiers = self.tiers(self.layout(plan), technologies)
+        job = self.setup.job._replace(global_batch=float(plan.dp * plan.microbatch * count))
+        names = tuple(f"tier {index}" for index in range(len(tiers) - 1))
+        names += ("between sites" if len(self.sites) > 1 else f"tier {len(tiers) - 1}",)
+        return replace(self.setup, tiers_TF=tiers, tier_names=names, job=job)
+
+    def tables(self, technologies: tuple[str, ...]) -> tuple[Floats, Floats]:
+        """(tiers [layout, tier, 3], far [layout, fields of lower_bound.Far])."""
+        tiers = [self.tiers(layout, technologies) for layout in self.layouts]
+        depth = max((len(table) for table in tiers), default=1)
+        padded = [np.concatenate([table, np.repeat(table[-1:], depth - len(table), axis=0)]) for table in tiers]
+        far = [self._far(layout, technologies) for layout in self.layouts]
+        return np.array(padded, np.float64).reshape(-1, depth, 3), np.array(far, np.float64).reshape(-1, 9)
+
+    def tiers(self, layout: Layout, technologies: tuple[str, ...]) -> Floats:
+        """[tier, (GPUs, bytes/s, latency)] as a plan of this layout sees it.
 
         Sites count as equal to their mean. What crosses sites shares the links of the best order of the sites: as many
         flows as a site has GPUs for reductions (a ring over the sites), as a stage has for pipeline messages (a path;
         with interleaving a ring).
         """
+        gpus = layout[0]
         mean = gpus / len(self.sites)
-        chips = [accelerator(site.accelerator) for site in self.topology.spec.sites]
-        inside = cluster_tiers(self.topology, chips)
-        names = [name for name, *_ in self.topology.tier_table()]
-        inside = inside[[name not in ("region", "global") for name in names]]
-        kept = inside[inside[:, 0] < mean]
-        edge = inside[min(len(kept), len(inside) - 1)].copy()
+        kept = self.inside_TF[self.inside_TF[:, 0] < mean]
+        edge = self.inside_TF[min(len(kept), len(self.inside_TF) - 1)].copy()
         edge[0] = mean * (1 + 1e-9)
         rows = [*kept, edge]
         if len(self.sites) > 1:
-            fraction = min(chip.calibration.network_fraction for chip in chips)
-            flows = stage_gpus if self.crossing == "pp" else math.ceil(mean)
-            rate, latency_s = self._between(flows, closed=self.crossing == "dp" or chunks > 1)
-            rows.append(np.array([gpus * (1 + 1e-9), rate * fraction, latency_s]))
+            found = self.crossing_of(layout, technologies)
+            between = found.slowest_bytes_per_s, found.latency_s(self.crossing == "pp")
+            rows.append(np.array([gpus * (1 + 1e-9), *between]))
         return np.array(rows, np.float64)
 
-    def _between(self, flows: int, *, closed: bool) -> tuple[float, float]:
-        """Least bytes/s of one of `flows` flows, and latency, over the best order of the sites."""
-        best: tuple[float, float] | None = None
-        both_ways = self.crossing == "pp"
-        for order in itertools.permutations(self.sites):
-            if closed and order[0] != self.sites[0]:
-                continue
-            hops = [*itertools.pairwise(order), *([(order[-1], order[0])] if closed else [])]
-            used = hops + [(b, a) for a, b in hops if both_ways]
-            shares = self.topology.share(list(dict.fromkeys(used)))
-            costs = [self.topology.between_sites(a, b, flows) for a, b in hops]
-            rate = min(min(shares) / flows, *(cost.bytes_per_s for cost in costs), math.inf)
-            delays = [cost.latency_s for cost in costs]
-            latency_s = max(delays) if both_ways else sum(delays) / len(delays)
-            if best is None or (rate, -latency_s) > (best[0], -best[1]):
-                best = (rate, latency_s)
-        assert best is not None
-        return best
+    def crossing_of(self, layout: Layout, technologies: tuple[str, ...]) -> Crossing:
+        """The hops between sites for a layout."""
+        gpus, stage_gpus, interleaved = layout
+        pipeline = self.crossing == "pp"
+        flows = stage_gpus if pipeline else math.ceil(gpus / len(self.sites))
+        closed = not pipeline or interleaved
+        return self.crossings.best(flows, closed=closed, both_ways=pipeline, technologies=technologies)
+
+    def _far(self, layout: Layout, technologies: tuple[str, ...]) -> tuple[float, ...]:
+        """The fields of `lower_bound.Far`."""
+        if self.crossing != "pp":
+            return 1.0, *(0.0,) * 7, 1.0
+        found = self.crossing_of(layout, technologies)
+
+        def faster(a: str, b: str) -> tuple[float, float]:
+            ways = [found.hops[pair] for pair in ((a, b), (b, a))]
+            return 1.0 / max(rate for rate, _ in ways), min(delay for _, delay in ways)
+
+        path = [faster(a, b) for a, b in itertools.pairwise(found.sites)]
+        closed = faster(found.sites[-1], found.sites[0]) if layout[2] else (0.0, 0.0)
+        slowest = max(each_s for each_s, _ in path)
+        through = sum(each_s for each_s, _ in path), sum(delay_s for _, delay_s in path)
+        stages = self.units(Parallelism(tp=layout[1], pp=layout[0] // layout[1]))[found.sites[-1]]
+        return float(len(self.sites)), slowest, *through, *closed, *path[-1], float(stages)
 
     def _degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(tp, cp, pp, dp, chunks) that divide the model and fit the sites."""
@@ -292,9 +402,8 @@ def _unit(tp: int, cp: int, pp: int, dp: int, crossing: str) -> tuple[int, int]:
     return (pp, tp * cp * dp) if crossing == "pp" else (dp, tp * cp * pp)
 
 
-def _layout(tp: int, cp: int, pp: int, dp: int, chunks: int) -> tuple[int, int, int]:
-    """What the tiers of a plan depend on: GPUs, GPUs of a stage, and whether it is interleaved (2)."""
-    return tp * cp * pp * dp, tp * cp * dp, min(chunks, 2)
+def _layout(tp: int, cp: int, pp: int, dp: int, chunks: int) -> Layout:
+    return tp * cp * pp * dp, tp * cp * dp, chunks > 1
 
 
 def _splits(layers: int, stages: int) -> bool:

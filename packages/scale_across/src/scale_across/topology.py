@@ -38,6 +38,10 @@ class Route:
     bytes_per_s: float
     """Capacity of the narrowest link or uplink on the way, for all flows together."""
     latency_s: float
+    paths: int = 1
+    """Of the link with the fewest; 1 inside a site."""
+    loss: float = 0.0
+    """Probability that a packet is lost on one of the links."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ class Topology:
             uplink = site.uplink_gbps * GBPS if site.uplink_gbps else math.inf
             self.sites.add_node(site.name, gpus=site.gpus, region=site.region, uplink=uplink)
         for link in spec.links:
-            self.sites.add_edge(*link.between, bytes_per_s=link.bandwidth_gbps * GBPS, latency_s=link.latency_us * 1e-6)
+            self.sites.add_edge(
+                *link.between, bytes_per_s=link.bandwidth_gbps * GBPS, latency_s=link.latency_us * 1e-6,
+                paths=link.paths, loss=link.loss,
+            )  # fmt: skip
         self._levels = _levels(tiers.values())
         self._routes: dict[tuple[str, str], Route] = {}
 
@@ -375,7 +382,9 @@ def _best_route(sites: nx.Graph, source: str, target: str) -> Route:
         here = path[-1]
         if here == target:
             end = float(sites.nodes[target]["uplink"]) if source != target else math.inf
-            return Route(path, min(-width, end), latency_s)
+            links = [sites.edges[pair] for pair in itertools.pairwise(path)]
+            loss = 1.0 - math.prod(1.0 - link["loss"] for link in links)
+            return Route(path, min(-width, end), latency_s, min((x["paths"] for x in links), default=1), loss)
         if here in settled:
             continue
         settled.add(here)
