@@ -15,13 +15,13 @@ from scale_across.baselines import BASELINES, EXPLORER, Rules
 from scale_across.crossing import TECHNOLOGIES
 from scale_across.estimate import TrainingJob
 from scale_across.explore import explore
-from scale_across.families import FAMILIES
-from scale_across.judge import Choice, Judged, judge
+from scale_across.judge import Judged, choice_of, judge
 from scale_across.model import ModelShape
 from scale_across.model_presets import load_model
 from scale_across.parallelism import Parallelism
-from scale_across.space import Region, Rows, Space
-from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, bound_rows
+from scale_across.shares import even_finish
+from scale_across.space import Region, Space
+from scale_across.space_kernel import BOUND_S, MEMORY_SHARE, bound_rows, with_shares
 from scale_across.topology import Topology
 
 SPACES = 30
@@ -29,12 +29,17 @@ MODELS = ("llama-3.1-8b", "qwen3-30b-a3b")
 EVERYTHING = tuple(TECHNOLOGIES)
 
 
-def cluster(gpus: list[int], gbps: float = 400.0, latency_us: float = 100.0, paths: int = 1) -> Topology:
-    """A chain of sites."""
+def cluster(
+    gpus: list[int], gbps: float = 400.0, latency_us: float = 100.0, paths: int = 1, mixed: bool = False
+) -> Topology:
+    """A chain of sites; mixed: every second one has A100s."""
     sites = [
-        {"name": f"s{i}", "gpus": count, "gpus_per_node": min(count, 8), "region": f"r{i // 2}"}
+        {
+            "name": f"s{i}", "gpus": count, "gpus_per_node": min(count, 8), "region": f"r{i // 2}",
+            "accelerator": "a100-80g" if mixed and i % 2 else "h100-sxm",
+        }
         for i, count in enumerate(gpus)
-    ]
+    ]  # fmt: skip
     links = [
         {"between": [f"s{i}", f"s{i + 1}"], "bandwidth_gbps": gbps, "latency_us": latency_us, "paths": paths}
         for i in range(len(gpus) - 1)
@@ -48,7 +53,9 @@ def random_space(seed: int) -> tuple[ModelShape, Topology, TrainingJob]:
     name = MODELS[seed % 5 == 0]  # experts make large spaces
     gpus = [draw.choice((8, 16, 24)) for _ in range(draw.randint(1, 2 if seed % 5 == 0 else 3))]
     paths = draw.choice((1, 16))
-    topology = cluster(gpus, draw.choice((1.0, 10.0, 100.0, 3200.0)), draw.choice((10.0, 1e3, 3e4)), paths)
+    topology = cluster(
+        gpus, draw.choice((1.0, 10.0, 100.0, 3200.0)), draw.choice((10.0, 1e3, 3e4)), paths, seed % 3 == 1
+    )
     job = TrainingJob(model=name, global_batch=draw.choice((16, 24, 48)), seq_len=draw.choice((2048, 4096, 8192)))
     return load_model(name), topology, job
 
@@ -60,7 +67,9 @@ def small_space(seed: int) -> tuple[ModelShape, Topology, TrainingJob]:
     whole = load_model(name)
     gpus = [2, 2] if seed % 5 else [4]
     model = replace(whole, layers=whole.layers[: 4 if len(gpus) == 1 else 2])
-    topology = cluster(gpus, draw.choice((10.0, 100.0, 1600.0)), draw.choice((10.0, 1e3, 2e4)), draw.choice((1, 8)))
+    topology = cluster(
+        gpus, draw.choice((10.0, 100.0, 1600.0)), draw.choice((10.0, 1e3, 2e4)), draw.choice((1, 8)), seed % 4 == 1
+    )
     return (
         model,
         topology,
@@ -70,21 +79,16 @@ def small_space(seed: int) -> tuple[ModelShape, Topology, TrainingJob]:
 
 def whole_plans(region: Region, global_batch: int, rules: Rules) -> Iterator[Judged]:
     """Every plan of a region that fits and keeps the rules, simulated."""
-    rows = region.relaxed()
+    rows = with_shares(region, region.relaxed(), rules.technologies)
     if not rules.takes(region) or not len(rows):
         return
     rows = region.schedules(region.shardings(rows))
     rows = rows.take(np.flatnonzero(rules.keeps(rows, global_batch)))
-    priced_NF = bound_rows(region.setup, rows, region.tables(rules.technologies), region.most_slices)
-    for index in np.flatnonzero(priced_NF[:, MEMORY_BYTES] <= region.setup.gpu.memory_bytes):
+    priced_NF = bound_rows(region, rows, rules.technologies)
+    for index in np.flatnonzero(priced_NF[:, MEMORY_SHARE] <= 1.0):
         found = judge(choice_of(region, rows, index, rules.technologies))
         if found is not None:
             yield found
-
-
-def choice_of(region: Region, rows: Rows, index: int, technologies: tuple[str, ...] = EVERYTHING) -> Choice:
-    plan = Parallelism(*(int(value) for value in rows.plans_NF[index]))
-    return Choice(region, plan, FAMILIES[rows.family_N[index]].name, technologies)
 
 
 @pytest.mark.parametrize("seed", range(SPACES))
@@ -106,18 +110,17 @@ def test_bounds_hold(seed: int) -> None:
     model, topology, job = random_space(seed)
     draw = random.Random(seed)
     for region in Space.of(model, topology, job).regions():
-        rows = region.relaxed()
+        rows = with_shares(region, region.relaxed(), EVERYTHING)
         if not len(rows):
             continue
-        tables = region.tables(EVERYTHING)
         above_s = region.least_s
         for refine in (lambda rows: rows, region.shardings, region.schedules):
             rows = refine(rows)
-            bound_N = bound_rows(region.setup, rows, tables, region.most_slices)[:, BOUND_S]
+            bound_N = bound_rows(region, rows, EVERYTHING)[:, BOUND_S]
             assert (bound_N >= above_s * (1 - 1e-9)).all()
             index = draw.randrange(len(rows))
             rows, above_s = rows.take(slice(index, index + 1)), bound_N[index]
-        simulated = judge(choice_of(region, rows, 0))
+        simulated = judge(choice_of(region, rows, 0, EVERYTHING))
         assert simulated is None or simulated.step_s >= above_s * (1 - 1e-9)
 
 
@@ -139,7 +142,7 @@ def test_the_winner_fits_its_sites_and_computes_the_batch(seed: int) -> None:
         size = p.tp * p.cp * (p.dp if stages else p.pp)
         assert sum(units.values()) == (p.pp if stages else p.dp)
         assert all(0 < count * size <= topology.spec.site(site).gpus for site, count in units.items())
-        assert plan.judged.memory_bytes <= region.setup.gpu.memory_bytes
+        assert plan.judged.memory_bytes <= max(setup.gpu.memory_bytes for setup in region.setups)
         assert p.dp * p.microbatch <= job.global_batch or p.microbatch == 1
 
 
@@ -178,6 +181,28 @@ def test_technology_is_taken_where_it_helps() -> None:
     assert best.slowest_bytes_per_s > 1.1 * hashed.slowest_bytes_per_s
     plain = next(iter(Space.of(model, cluster([16, 16], gbps=160.0), job).regions()))
     assert plain.crossing_of((32, 8, False), EVERYTHING).technology == "e-ecmp"
+
+
+def test_slower_gpus_get_a_smaller_share() -> None:
+    """H100 computes some 2.5 times as fast as A100; with equal shares the A100s would hold the H100s up."""
+    job = TrainingJob(model="llama-3.1-8b", global_batch=64, seq_len=4096)
+    found = explore(load_model("llama-3.1-8b"), cluster([16, 16], gbps=3200.0, mixed=True), job, tolerance=0.02)
+    production = found.baseline("production")
+    assert production is not None
+    slow, fast = found.best.choice.microbatches
+    assert fast > 1.5 * slow
+    assert found.speedup_over(production) > 0.2
+    replicas = found.best.choice.region.replicas_of_kind(found.best.choice.parallelism)
+    done = (slow * replicas[0] + fast * replicas[1]) * found.best.choice.parallelism.microbatch
+    assert done >= job.global_batch
+
+
+def test_even_finish_by_hand() -> None:
+    """One replica of 1 s and one of 2 s a microbatch share nine: 6 and 3 both end at 6 s."""
+    shares = even_finish(
+        np.zeros((1, 2)), np.array([[1.0, 2.0]]), np.ones((1, 2), np.int64), np.array([9]), np.ones(1, np.int64)
+    )
+    assert shares.tolist() == [[6, 3]]
 
 
 def test_units_follow_the_sizes_of_the_sites() -> None:

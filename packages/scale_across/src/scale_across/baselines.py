@@ -56,7 +56,7 @@ class Rules:
         if self.max_cp is not None:
             kept_N &= plans_NF[:, FIELDS.index("cp")] <= self.max_cp
         if self.equal_shares:
-            kept_N &= rows.batch_N == global_batch
+            kept_N &= (rows.batch_NK == global_batch).all(axis=1)
         if len(rows) and rows.family_N[0] >= -1:
             kept_N &= plans_NF[:, FIELDS.index("zero")] <= self.max_zero
             kept_N &= np.isin(plans_NF[:, FIELDS.index("reduction")], self.reductions)

@@ -25,11 +25,10 @@ from common.config import ConfigError
 from scale_across.baselines import BASELINES, EXPLORER, Rules
 from scale_across.estimate import TrainingJob
 from scale_across.families import FAMILIES
-from scale_across.judge import Choice, Judged, judge
+from scale_across.judge import Choice, Judged, choice_of, judge
 from scale_across.model import ModelShape
-from scale_across.parallelism import Parallelism
 from scale_across.space import Floats, Region, Rows, Space
-from scale_across.space_kernel import BOUND_S, MEMORY_BYTES, bound_rows, compile_kernel
+from scale_across.space_kernel import BOUND_S, MEMORY_SHARE, bound_rows, compile_kernel, with_shares
 from scale_across.topology import Topology
 
 BATCH = 1_000
@@ -228,10 +227,10 @@ class _Search:
         if not rules.takes(choice.region) or choice.technologies != rules.technologies:
             return False
         plan = choice.parallelism
-        batch = choice.region.setup_for(plan, choice.technologies).job.global_batch
+        batch_K = np.array(choice.microbatches, np.float64) * plan.dp * plan.microbatch
         family = next(index for index, one in enumerate(FAMILIES) if one.name == choice.schedule)
         zeros = np.zeros(1, np.int64)
-        row = Rows(np.array([plan], np.int64), np.array([batch]), zeros, zeros + family)
+        row = Rows(np.array([plan], np.int64), batch_K[None], zeros, zeros + family)
         return bool(rules.keeps(row, self.space.job.global_batch)[0])
 
     def _refined(self, rules: Rules, node: _Node, best_s: float) -> list[_Node]:
@@ -244,11 +243,11 @@ class _Search:
             rows = node.rows.take(np.flatnonzero(node.bound_N < best_s))
             rows = region.shardings(rows) if rows.family_N[0] == -2 else region.schedules(rows)
             rows = rows.take(np.flatnonzero(rules.keeps(rows, self.space.job.global_batch)))
-            priced_NF = bound_rows(region.setup, rows, region.tables(rules.technologies), region.most_slices)
+            priced_NF = bound_rows(region, rows, rules.technologies)
             self.bounded += len(rows)
             bound_N = priced_NF[:, BOUND_S]
             if len(rows) and rows.family_N[0] >= 0:
-                fits_N = priced_NF[:, MEMORY_BYTES] <= region.setup.gpu.memory_bytes
+                fits_N = priced_NF[:, MEMORY_SHARE] <= 1.0
                 if rules is EXPLORER:
                     self.pruned["memory"] += int((~fits_N).sum())
                 bound_N = np.where(fits_N, bound_N, math.inf)
@@ -263,9 +262,8 @@ class _Search:
         """The region's most relaxed rows and their bounds; the same for all rules with the same technologies."""
         key = (self.regions.index(region), rules.technologies)
         if key not in self.relaxed:
-            known = next((rows for (index, _), (rows, _) in self.relaxed.items() if index == key[0]), None)
-            rows = region.relaxed() if known is None else known
-            priced_NF = bound_rows(region.setup, rows, region.tables(rules.technologies), region.most_slices)
+            rows = with_shares(region, region.relaxed(), rules.technologies)
+            priced_NF = bound_rows(region, rows, rules.technologies)
             self.bounded += len(rows)
             self.relaxed[key] = rows, priced_NF[:, BOUND_S]
         return self.relaxed[key]
@@ -279,8 +277,7 @@ class _Search:
                 break
             if time.monotonic() > deadline and best_s < math.inf:
                 return best_s, _Node(node.region, node.rows.take(slice(index, None)), node.bound_N[index:])
-            plan = Parallelism(*(int(value) for value in node.rows.plans_NF[index]))
-            choice = Choice(node.region, plan, FAMILIES[node.rows.family_N[index]].name, rules.technologies)
+            choice = choice_of(node.region, node.rows, index, rules.technologies)
             found = self._judged(choice)
             if found is not None and found.step_s < best_s:
                 best_s = found.step_s
@@ -290,7 +287,7 @@ class _Search:
         return best_s, None
 
     def _judged(self, choice: Choice) -> Judged | None:
-        key = (self.regions.index(choice.region), choice.parallelism, choice.schedule, choice.technologies)
+        key = (self.regions.index(choice.region), *choice.key)
         if key not in self.judged:
             self.judged[key] = judge(choice)
         return self.judged[key]

@@ -125,33 +125,35 @@ def build(family: str, pp: int, chunks: int, microbatches: int) -> Schedule:
     return {"zb_h1": zb_h1, "zb_h2": zb_h2, "zb_v": zb_v}[family](pp, microbatches)
 
 
-def build_for_links(
-    family: ScheduleFamily, microbatches: int, duration_KV: Floats, links: Links
-) -> tuple[Schedule, ...]:
-    """Candidates of a cross-site family: one per greedy rule that fits the memory, so there may be none."""
+def build_for_links(family: ScheduleFamily, microbatches: int, duration_KV: Floats, links: Links) -> Schedule | None:
+    """The shortest schedule of all greedy rules by the greedy's own clock; None when none fits the memory."""
+    return _built_for_links(family, microbatches, duration_KV[:3].tobytes(), links)
+
+
+@lru_cache(maxsize=64)
+def _built_for_links(family: ScheduleFamily, microbatches: int, durations: bytes, links: Links) -> Schedule | None:
+    """Plans that differ only in reductions or sharding share schedules, and a search sees them one after another."""
     stages = len(links.site_S)
     if family.devices == LOCAL:
         devices = local_devices(links.site_S)
     else:
         devices = list(range(stages)) if family.devices == LOOP else wave_devices(stages, 2)
     device_V = np.asarray(devices, np.int32)
+    duration_KV = np.frombuffer(durations).reshape(3, len(devices)).copy()
     site_V = np.asarray(links.site_S)[device_V]
     hops = site_V[1:] != site_V[:-1]
     link_V = np.append(np.where(hops, 2 * np.minimum(site_V[1:], site_V[:-1]), -1), -1).astype(np.int32)
     link_V[:-1] += np.where(hops & (site_V[1:] < site_V[:-1]), 1, 0)
     chunks = len(devices) // stages
     pipeline = Pipeline(
-        device_V, stages, microbatches, family.slices, np.ascontiguousarray(duration_KV[:3]), link_V,
+        device_V, stages, microbatches, family.slices, duration_KV, link_V,
         links.occupied_s / family.slices, links.latency_s,
-        np.full(stages, min(links.limit, microbatches) * chunks * family.slices, np.int32),
+        np.full(stages, links.limit * chunks * family.slices, np.int32),
     )  # fmt: skip
     block_s = float(duration_KV[0].max())
-    found = []
-    for rule in CROSS_RULES:
-        run = _tried(pipeline, family.name, Rule(rank=rule.rank, patience_s=rule.patience_s * block_s))
-        if run is not None:
-            found.append(run.schedule)
-    return tuple(found)
+    rules = [Rule(rank=rule.rank, patience_s=rule.patience_s * block_s) for rule in CROSS_RULES]
+    runs = [run for run in (_tried(pipeline, family.name, rule) for rule in rules) if run is not None]
+    return min(runs, key=lambda run: run.makespan_s).schedule if runs else None
 
 
 def _tried(pipeline: Pipeline, name: str, rule: Rule) -> Run | None:

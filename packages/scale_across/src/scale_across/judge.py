@@ -2,8 +2,7 @@
 
 When DP crosses sites, every pipeline lies inside a site and the busiest stands for all; its reductions go over the
 links. When PP crosses, every hop has the bandwidth and latency of the links between its two sites, and a schedule made
-for links knows the slowest of them and the memory that is left. Of the schedules that a cross-site greedy proposes, the
-one that is fastest in the simulation is taken.
+for links knows the slowest of them and the memory that is left.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import itertools
 from dataclasses import dataclass
 
 from scale_across.estimate import Setup
-from scale_across.families import BY_NAME, Links, ScheduleFamily, build, build_for_links
+from scale_across.families import BY_NAME, FAMILIES, Links, ScheduleFamily, build, build_for_links
 from scale_across.memory import FRAGMENTATION
 from scale_across.parallelism import Parallelism, describe
 from scale_across.schedule import Schedule, peak_memory
 from scale_across.simulate import StepTimeline, simulate
 from scale_across.simulate_input import StageSites, layer_time, policy_of, work_of
 from scale_across.simulate_tables import Work
-from scale_across.space import Region
+from scale_across.space import Region, Rows
 from scale_across.step import estimate_layers
 
 
@@ -33,6 +32,13 @@ class Choice:
     """A key of families.BY_NAME."""
     technologies: tuple[str, ...]
     """Of the links between sites, those that are allowed; the best is taken (`crossing.py`)."""
+    microbatches: tuple[int, ...]
+    """Of a replica, by kind of GPU (`Region.kinds`)."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others of its region."""
+        return self.parallelism, self.schedule, self.technologies, self.microbatches
 
     @property
     def technology(self) -> str:
@@ -57,6 +63,9 @@ class Choice:
         where = ", ".join(f"{units[site]} {unit} at {site}" for site in self.sites)
         without = f"; without {', '.join(self.region.left_out)}" if self.region.left_out else ""
         schedule = f"; {self.schedule}" if self.parallelism.pp > 1 else ""
+        if len(set(self.microbatches)) > 1:
+            each = zip(self.microbatches, self.region.kinds, strict=True)
+            schedule += "; " + ", ".join(f"{count} microbatches on {kind}" for count, kind in each)
         technology = f"; {self.technology}" if self.technology else ""
         return f"{where}{without}; {describe(self.parallelism)}{schedule}{technology}"
 
@@ -88,7 +97,7 @@ class Judged:
         """
         choice, plan = self.choice, self.choice.parallelism
         region, sites = choice.region, len(choice.sites)
-        setup = region.setup_for(plan, choice.technologies)
+        setup = region.setup_for(plan, choice.technologies, max(choice.microbatches))
         if region.crossing == "pp":
             layout, virtual_V = stage_sites(choice), self.schedule.device_of_virtual_V
             assert layout is not None
@@ -114,27 +123,41 @@ class Judged:
         return simulate(self.schedule, self.work, policy_of(self.choice.region.setup, self.choice.parallelism))
 
 
+def choice_of(region: Region, rows: Rows, index: int, technologies: tuple[str, ...]) -> Choice:
+    """A row as a point of the space."""
+    plan = Parallelism(*(int(value) for value in rows.plans_NF[index]))
+    shares = tuple(int(count) for count in rows.microbatches_NK[index])
+    return Choice(region, plan, FAMILIES[rows.family_N[index]].name, technologies, shares)
+
+
 def judge(choice: Choice) -> Judged | None:
     """Simulate one step; None when no schedule of the family fits the memory.
 
-    A plan that computes a batch that its replicas do not divide is simulated with the busiest replica's microbatches.
+    A plan that computes a batch that its replicas do not divide is simulated with the busiest replica's microbatches;
+    with several kinds of GPUs, each kind's replicas are simulated alone and the slowest stand for all.
     """
+    found = [_judge_kind(choice, kind) for kind in range(len(choice.region.kinds))]
+    whole = [one for one in found if one is not None]
+    return max(whole, key=lambda one: one.step_s) if len(whole) == len(found) else None
+
+
+def _judge_kind(choice: Choice, kind: int) -> Judged | None:
+    """The step as the replicas on one kind of GPU see it."""
     plan, region, family = choice.parallelism, choice.region, BY_NAME[choice.schedule]
-    setup = region.setup_for(plan, choice.technologies)
-    microbatches = round(setup.job.global_batch) // (plan.dp * plan.microbatch)
+    microbatches = choice.microbatches[kind]
+    setup = region.setup_for(plan, choice.technologies, microbatches, kind)
     memory = _Memory.of(setup, plan)
     sites = stage_sites(choice)
     work = work_of(setup, plan, family.last_stage(plan.pp, sites), sites, family.slices, family.price)
     policy = policy_of(setup, plan)
-    found: Judged | None = None
-    for schedule in _schedules(family, plan, microbatches, work, memory, sites):
-        held = memory.with_activations(float(peak_memory(schedule).max())) if plan.pp > 1 else memory.all_bytes
-        if held > setup.gpu.memory_bytes:
-            continue
-        timeline = simulate(schedule, work, policy)
-        if found is None or timeline.step_s < found.step_s:
-            found = Judged(choice, timeline.step_s, schedule, work, held, timeline.parts())
-    return found
+    schedule = _schedule(family, plan, microbatches, work, memory, sites)
+    if schedule is None:
+        return None
+    held = memory.with_activations(float(peak_memory(schedule).max())) if plan.pp > 1 else memory.all_bytes
+    if held > setup.gpu.memory_bytes:
+        return None
+    timeline = simulate(schedule, work, policy)
+    return Judged(choice, timeline.step_s, schedule, work, held, timeline.parts())
 
 
 @dataclass(frozen=True)
@@ -177,11 +200,11 @@ def stage_sites(choice: Choice) -> StageSites | None:
     return StageSites(site_S, {(number[a], number[b]): hop for (a, b), hop in crossing.hops.items()})
 
 
-def _schedules(
+def _schedule(
     family: ScheduleFamily, plan: Parallelism, microbatches: int, work: Work, memory: _Memory, sites: StageSites | None
-) -> tuple[Schedule, ...]:
+) -> Schedule | None:
     if family.place != "across":
-        return (build(family.name, plan.pp, plan.chunks, microbatches),)
+        return build(family.name, plan.pp, plan.chunks, microbatches)
     assert sites is not None
     neighbours = [(a, a + 1) for a in range(plan.pp - 1) if sites.site_S[a] != sites.site_S[a + 1]]
     hops = [*neighbours, *((b, a) for a, b in neighbours)]
@@ -189,6 +212,6 @@ def _schedules(
         sites.site_S,
         occupied_s=max(float(work.occupied_s_SS[hop]) for hop in hops) * family.slices,
         latency_s=max(float(work.latency_s_SS[hop]) for hop in hops),
-        limit=int(memory.room_bytes / memory.microbatch_bytes),
+        limit=min(int(memory.room_bytes / memory.microbatch_bytes), microbatches),
     )
     return build_for_links(family, microbatches, work.duration_KV, links)

@@ -13,8 +13,8 @@ from scale_across.estimate import TrainingJob
 from scale_across.families import BY_NAME
 from scale_across.judge import Choice, Judged, judge
 from scale_across.model_presets import load_model
-from scale_across.parallelism import ORDER, from_mapping
-from scale_across.space import Space
+from scale_across.parallelism import ORDER, Parallelism, from_mapping
+from scale_across.space import Region, Space
 from scale_across.topology import Topology
 
 
@@ -31,6 +31,8 @@ class PlanFile(Config):
     schedule: str = "1f1b"
     technologies: tuple[str, ...] = tuple(TECHNOLOGIES)
     """Allowed on the links between sites; the best is taken."""
+    microbatches: tuple[int, ...] = ()
+    """Of a replica, by kind of GPU in alphabetical order; missing: the batch in equal shares."""
 
     @classmethod
     def of(cls, choice: Choice) -> PlanFile:
@@ -44,6 +46,7 @@ class PlanFile(Config):
             parallelism=dict(choice.parallelism._asdict()),
             schedule=choice.schedule,
             technologies=choice.technologies,
+            microbatches=choice.microbatches,
         )
 
     def choice(self) -> Choice:
@@ -60,11 +63,24 @@ class PlanFile(Config):
         for region in space.regions():
             if set(region.sites) == set(self.sites) and region.crossing == self.crossing and region.order == plan.order:
                 region.check(plan, self.schedule)
-                return Choice(region, plan, self.schedule, self.technologies)
+                shares = self.microbatches or (region.count(plan),) * len(region.kinds)
+                self._check_shares(shares, region, plan)
+                return Choice(region, plan, self.schedule, self.technologies, shares)
         raise ConfigError(
             f"sites {list(self.sites)} with {self.crossing} crossing (order {plan.order}): no such region; sites are "
             f"{', '.join(site.name for site in self.cluster.sites)}; the outermost axis (order) is one of {ORDER}"
         )
+
+    def _check_shares(self, shares: tuple[int, ...], region: Region, plan: Parallelism) -> None:
+        if len(shares) != len(region.kinds):
+            raise ConfigError(
+                f"microbatches {list(shares)}: one number for each of {', '.join(region.kinds)} is needed"
+            )
+        done = sum(a * b for a, b in zip(shares, region.replicas_of_kind(plan), strict=True)) * plan.microbatch
+        if done < self.job.global_batch:
+            raise ConfigError(
+                f"microbatches {list(shares)}: {done} sequences in all; the batch has {self.job.global_batch}"
+            )
 
     def judged(self) -> Judged:
         """Simulated.

@@ -25,7 +25,7 @@ from common.config import ConfigError
 from common.spec import ClusterSpec
 from scale_across.collectives import HIERARCHICAL, RING
 from scale_across.crossing import Crossing, Crossings
-from scale_across.estimate import Setup, TrainingJob, cluster_tiers
+from scale_across.estimate import Setup, TrainingJob, cluster_tiers, slowed
 from scale_across.families import FAMILIES, possible
 from scale_across.hardware import accelerator
 from scale_across.model import ModelShape, Moe
@@ -38,8 +38,8 @@ MAX_CP = 16
 MIN_TOKENS_PER_CP_RANK = 2048
 MAX_CHUNKS = 8
 RECOMPUTES = (0, 1, 2)
-CP, PP, DP, CHUNKS, ZERO, SHARD, RECOMPUTE, REDUCTION = (
-    FIELDS.index(name) for name in ("cp", "pp", "dp", "chunks", "zero", "shard", "recompute", "reduction")
+CP, PP, DP, CHUNKS, MICROBATCH, ZERO, SHARD, RECOMPUTE, REDUCTION = (
+    FIELDS.index(name) for name in ("cp", "pp", "dp", "chunks", "microbatch", "zero", "shard", "recompute", "reduction")
 )
 
 Ints = npt.NDArray[np.int64]
@@ -53,8 +53,8 @@ class Rows:
     """Candidates of one region: columns of `Parallelism`, the batch they compute, their layout, their schedule."""
 
     plans_NF: Ints
-    batch_N: Floats
-    """dp x microbatch x microbatches of the busiest replica: at least the global batch."""
+    batch_NK: Floats
+    """dp x microbatch x microbatches of a replica, by kind of GPU (`Region.setups`): the batch if all were like it."""
     layout_N: Ints
     """Index into `Region.layouts`."""
     family_N: Ints
@@ -65,20 +65,20 @@ class Rows:
 
     def take(self, chosen: Ints | slice) -> Rows:
         """Some of the rows."""
-        return Rows(self.plans_NF[chosen], self.batch_N[chosen], self.layout_N[chosen], self.family_N[chosen])
+        return Rows(self.plans_NF[chosen], self.batch_NK[chosen], self.layout_N[chosen], self.family_N[chosen])
 
     @property
-    def microbatches_N(self) -> Ints:
-        """Microbatches of the busiest replica."""
-        each = self.plans_NF[:, FIELDS.index("dp")] * self.plans_NF[:, FIELDS.index("microbatch")]
-        return np.asarray(np.rint(self.batch_N / each), np.int64)
+    def microbatches_NK(self) -> Ints:
+        """Microbatches of a replica by kind of GPU."""
+        each_N = self.plans_NF[:, DP] * self.plans_NF[:, MICROBATCH]
+        return np.asarray(np.rint(self.batch_NK / each_N[:, None]), np.int64)
 
 
 def joined(parts: list[Rows]) -> Rows:
     """One after another."""
     return Rows(
         np.concatenate([part.plans_NF for part in parts]),
-        np.concatenate([part.batch_N for part in parts]),
+        np.concatenate([part.batch_NK for part in parts]),
         np.concatenate([part.layout_N for part in parts]),
         np.concatenate([part.family_N for part in parts]),
     )
@@ -108,12 +108,15 @@ class Space:
             part = _part(self.topology, chosen)
             if part is not None:
                 setup = Setup.of(self.model, part, self.job)
+                names = sorted({site.accelerator for site in part.spec.sites})
+                gpus = [slowed(accelerator(name).numbers(self.job.dtype), self.job.compute_share) for name in names]
+                alone = tuple(replace(setup, gpu=gpu) for gpu in gpus)
                 chips = [accelerator(site.accelerator) for site in part.spec.sites]
                 crossings = Crossings(part, min(chip.calibration.network_fraction for chip in chips))
-                names = [name for name, *_ in part.tier_table()]
-                inside = cluster_tiers(part, chips)[[name not in ("region", "global") for name in names]]
-                for order in (DP_OUTERMOST, PP_OUTERMOST):
-                    yield Region(self, part, setup, order, crossings, inside)
+                levels = [name for name, *_ in part.tier_table()]
+                inside = cluster_tiers(part, chips)[[name not in ("region", "global") for name in levels]]
+                yield Region(self, part, setup, alone, tuple(names), DP_OUTERMOST, crossings, inside)
+                yield Region(self, part, setup, (setup,), ("slowest",), PP_OUTERMOST, crossings, inside)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,11 @@ class Region:
     space: Space
     topology: Topology
     setup: Setup
+    """With the slowest numbers of all GPUs."""
+    setups: tuple[Setup, ...]
+    """One for each kind of GPU when replicas may have shares of their own (DP outermost); else the slowest alone."""
+    kinds: tuple[str, ...]
+    """Accelerators of `setups`."""
     order: int
     crossings: Crossings
     inside_TF: Floats
@@ -162,7 +170,7 @@ class Region:
             plan,
             self.space.model,
             gpus=self.topology.spec.gpus,
-            global_batch=plan.dp * plan.microbatch * self._count(plan),
+            global_batch=plan.dp * plan.microbatch * self.count(plan),
             seq_len=self.space.job.seq_len,
         )
         block = _unit(plan.tp, plan.cp, plan.pp, plan.dp, self.crossing)[1]
@@ -174,17 +182,26 @@ class Region:
                 )
         family = next(one for one in FAMILIES if one.name == schedule)
         numbers = [
-            np.array([value]) for value in (plan.pp, plan.chunks, self._count(plan), self.space.job.seq_len // plan.cp)
+            np.array([value]) for value in (plan.pp, plan.chunks, self.count(plan), self.space.job.seq_len // plan.cp)
         ]
         here = family.place in ("anywhere", "across" if self.crossing == "pp" else "inside")
         if not (here and possible(family, *numbers)[0]):
             raise ConfigError(
-                f"schedule {schedule!r} is not possible with pp {plan.pp}, chunks {plan.chunks}, {self._count(plan)} "
+                f"schedule {schedule!r} is not possible with pp {plan.pp}, chunks {plan.chunks}, {self.count(plan)} "
                 f"microbatches and {self.crossing} crossing sites"
             )
 
-    def _count(self, plan: Parallelism) -> int:
-        """Microbatches of the busiest replica."""
+    def replicas_of_kind(self, plan: Parallelism) -> list[int]:
+        """Replicas at each of `kinds`."""
+        if len(self.kinds) == 1:
+            return [plan.dp]
+        spec, counts = self.topology.spec, dict.fromkeys(self.kinds, 0)
+        for site, units in self.units(plan).items():
+            counts[spec.site(site).accelerator] += units
+        return list(counts.values())
+
+    def count(self, plan: Parallelism) -> int:
+        """Microbatches of the busiest replica when all have the same."""
         return math.ceil(self.batch / (plan.dp * plan.microbatch))
 
     def relaxed(self) -> Rows:
@@ -199,14 +216,15 @@ class Region:
                     continue
                 for ep, etp in self._experts(tp, cp, dp):
                     plans.append((tp, cp, ep, etp, pp, dp, chunks, microbatch))
-                    batches.append(dp * microbatch * count)
+                    batches.append([float(dp * microbatch * count)] * len(self.setups))
                     layouts.append(layout)
         columns = np.array(plans, np.int64).reshape(-1, 8)
         names = ("tp", "cp", "ep", "etp", "pp", "dp", "chunks", "microbatch")
         given = {name: columns[:, index] for index, name in enumerate(names)}
         # an optimizer sharded over all replicas takes least time
         rows = candidates(**given, zero=1, sp=(columns[:, 0] > 1).astype(np.int64), order=self.order)
-        return Rows(rows, np.array(batches, np.float64), np.array(layouts, np.int64), np.full(len(rows), -2))
+        batch_NK = np.array(batches, np.float64).reshape(-1, len(self.setups))
+        return Rows(rows, batch_NK, np.array(layouts, np.int64), np.full(len(rows), -2))
 
     def shardings(self, rows: Rows) -> Rows:
         """Every row with every sharding and reduction: replicated, optimizer, all, and all inside a site (HSDP)."""
@@ -234,7 +252,7 @@ class Region:
         for index, family in enumerate(FAMILIES):
             if family.place not in ("anywhere", "across" if self.crossing == "pp" else "inside"):
                 continue
-            fits = possible(family, plans[:, PP], plans[:, CHUNKS], rows.microbatches_N, tokens_N)
+            fits = possible(family, plans[:, PP], plans[:, CHUNKS], rows.microbatches_NK.min(axis=1), tokens_N)
             for recompute in RECOMPUTES:
                 if not (family.split and recompute == FULL):
                     chosen = rows.take(np.flatnonzero(fits))
@@ -251,9 +269,12 @@ class Region:
     @property
     def least_s(self) -> float:
         """No plan of the region is faster: its matrix products at the rate that the fastest GEMMs reach."""
-        gpu, model = self.setup.gpu, self.setup.model_numbers
-        flops = model.flops_per_token * self.setup.job.seq * self.batch
-        return flops / (self.topology.spec.gpus * gpu.flops * gpu.gemm_fraction)
+        sites, by_kind = self.topology.spec.sites, dict(zip(self.kinds, self.setups, strict=True))
+        rate = 0.0
+        for site in sites:
+            gpu = by_kind.get(site.accelerator, self.setup).gpu
+            rate += site.gpus * gpu.flops * gpu.gemm_fraction
+        return self.setup.model_numbers.flops_per_token * self.setup.job.seq * self.batch / rate
 
     @property
     def batch(self) -> int:
@@ -264,14 +285,13 @@ class Region:
         """What the network of a plan depends on."""
         return _layout(plan.tp, plan.cp, plan.pp, plan.dp, plan.chunks)
 
-    def setup_for(self, plan: Parallelism, technologies: tuple[str, ...]) -> Setup:
-        """The setup as one plan of the region sees it; rates count the padding of uneven shares as work."""
-        count = self._count(plan)
+    def setup_for(self, plan: Parallelism, technologies: tuple[str, ...], microbatches: int, kind: int = 0) -> Setup:
+        """The setup as the replicas of one kind of GPU see it; rates count the padding of uneven shares as work."""
         tiers = self.tiers(self.layout(plan), technologies)
-        job = self.setup.job._replace(global_batch=float(plan.dp * plan.microbatch * count))
+        job = self.setup.job._replace(global_batch=float(plan.dp * plan.microbatch * microbatches))
         names = tuple(f"tier {index}" for index in range(len(tiers) - 1))
         names += ("between sites" if len(self.sites) > 1 else f"tier {len(tiers) - 1}",)
-        return replace(self.setup, tiers_TF=tiers, tier_names=names, job=job)
+        return replace(self.setups[kind], tiers_TF=tiers, tier_names=names, job=job)
 
     def tables(self, technologies: tuple[str, ...]) -> tuple[Floats, Floats]:
         """(tiers [layout, tier, 3], far [layout, fields of lower_bound.Far])."""
