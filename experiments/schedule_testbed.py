@@ -47,9 +47,15 @@ from pipeline_training_predict import (
     spearman,
 )
 from pipeline_training_rank import Job, RankSpec
-from scale_across.schedule import Schedule
+from scale_across.schedule import B, D, F, Schedule, W
 
 RANK_SCRIPT = Path(__file__).with_name("pipeline_training_rank.py")
+RANK_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TRIM_THRESHOLD_": "1000000000",
+}
+"""Memory stays in the process: pages that come and go would make the first use of a block slower than later ones."""
 ERROR_FLOOR, RANK_FLOOR, PICK_FLOOR = 0.12, 0.9, 0.05
 Row = dict[str, Any]
 
@@ -80,14 +86,22 @@ class Study(Config):
     steps: int = Field(default=5, gt=0)
     """Measured, after `warmup`."""
     warmup: int = Field(default=1, ge=0)
-    repeats: int = Field(default=10, gt=0)
-    """Of every block in the profile."""
+    profile_steps: int = Field(default=3, gt=0)
     memory: int = Field(default=8, gt=0)
     """Most microbatches of activations on a stage, for `ours`."""
     proposals: int = Field(default=4000, ge=0)
     """Of the search for `ours`."""
     clusters: tuple[ClusterSpec, ...] = Field(min_length=1)
     cases: tuple[Case, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _microbatches_divide(self) -> Study:
+        for case in self.cases:
+            if self.microbatches % len(case.sites_RS) or self.microbatches // len(case.sites_RS) < 2:
+                raise ValueError(
+                    f"case {case.name!r}: {self.microbatches} microbatches over {len(case.sites_RS)} replicas"
+                )
+        return self
 
     def fingerprint(self) -> str:
         """Tells results of other settings apart; which clusters and cases there are does not matter."""
@@ -157,7 +171,7 @@ def started_ranks(sites: EmulatedSites, cases: Sequence[Case], shape: Shape) -> 
         spec = RankSpec(cluster=sites.cluster, sites=where, folder=folder, mode=mode, shape=shape)
         file = Path(folder, "spec.json")
         file.write_text(spec.model_dump_json())
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(RANK_SCRIPT.parent), *sys.path])}
+        environment = {**RANK_ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(RANK_SCRIPT.parent), *sys.path])}
         command = [sys.executable, str(RANK_SCRIPT), str(file)]
         ranks = Ranks(
             where, [sites.start(site, [*command, str(rank)], env=environment) for rank, site in enumerate(where)]
@@ -166,7 +180,10 @@ def started_ranks(sites: EmulatedSites, cases: Sequence[Case], shape: Shape) -> 
             ranks.read(rank)
         yield ranks
         for process in ranks.processes:  # end of input is the sign to leave
-            process.communicate(timeout=20)
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in ranks.processes:
+            process.wait(timeout=20)
 
 
 # -- profile, predict, run --------------------------------------------------------------------------------------------
@@ -193,17 +210,29 @@ def probe_ways(ranks: Ranks, nbytes: int) -> dict[tuple[str, str], Way]:
 
 
 def profile_blocks(
-    ranks: Ranks, case: Case, grid: Sequence[Sequence[int]], devices: Sequence[int], repeats: int
+    ranks: Ranks, case: Case, devices: Sequence[int], microbatches: int, steps: int
 ) -> tuple[np.ndarray, float]:
-    """([F, D, W, B] x virtual stage, seconds of the update), all ranks of the case at work; means over replicas."""
-    everyone = [rank for row in grid for rank in row]
-    answers = ranks.ask(everyone, do="profile", repeats=repeats, **_job(case, grid, devices, [], 1, 1))
+    """([F, D, W, B] x virtual stage in seconds, seconds of the update), from a few steps of a plain order.
+
+    Breadth first; every other microbatch has D and W instead of B. Means over replicas.
+    """
+    orders = []
+    for stage in range(max(devices) + 1):
+        chunks = range(list(devices).count(stage))
+        order = [(F, m, c, 0) for c in chunks for m in range(microbatches)]
+        for c in reversed(chunks):
+            for m in range(microbatches):
+                order += [(B, m, c, 0)] if m % 2 else [(D, m, c, 0), (W, m, c, 0)]
+        orders.append(order)
+    grid = ranks.grid(case.sites_RS)
+    job = _job(case, grid, devices, orders, microbatches, steps + 1)
+    answers = ranks.ask([rank for row in grid for rank in row], do="run", warmup=1, **job)
     sums, counts = np.zeros((4, len(devices))), np.zeros((4, len(devices)))
     for told in answers:
         for kind, virtual, span_s in told["durations"]:
             sums[kind, virtual] += span_s
             counts[kind, virtual] += 1
-    return sums / counts, max(told["update_s"] for told in answers)
+    return sums / counts, float(np.mean([told["update_s"] for told in answers]))
 
 
 def _job(
@@ -238,8 +267,8 @@ class Bench:
         """Measured block times of a case whose virtual stages lie on `devices`."""
         key = (case.name, tuple(int(device) for device in devices))
         if key not in self._profiles:
-            grid = self.ranks.grid(case.sites_RS)
-            durations, update_s = profile_blocks(self.ranks, case, grid, key[1], self.study.repeats)
+            microbatches = self.study.microbatches // len(case.sites_RS)
+            durations, update_s = profile_blocks(self.ranks, case, key[1], microbatches, self.study.profile_steps)
             self._profiles[key] = Profile(durations, update_s, self.ways)
         return self._profiles[key]
 
@@ -268,7 +297,7 @@ class Bench:
         everyone = [rank for row in grid for rank in row]
         steps = self.study.warmup + self.study.steps
         job = _job(case, grid, devices, schedule.orders(), schedule.microbatches, steps)
-        answers = self.ranks.ask(everyone, do="run", **job)
+        answers = self.ranks.ask(everyone, do="run", warmup=self.study.warmup, **job)
         times = np.array([told["times"] for told in answers])[:, self.study.warmup :]
         step_s = times[:, :, 1].max(axis=0) - times[:, :, 0].min(axis=0)
         losses = np.sum([told["losses"] for told in answers], axis=0)

@@ -136,21 +136,19 @@ def test_wanting_the_kernel_without_root_is_one_clear_error(monkeypatch: pytest.
 
 @needs_kernel
 def test_shaped_links_are_no_faster_than_they_say_and_leave_nothing(three_sites: ClusterSpec) -> None:
-    nbytes = 2_000_000
-    with emulated_sites(TWO, network="kernel") as sites:
-        assert len(ours()) == 2
+    nbytes, link = 1_000_000, three_sites.links[1]  # 100 Mb/s, 30 ms
+    with emulated_sites(three_sites, network="kernel") as sites:
+        assert len(ours()) == 3
         waiting = sites.start("west", [sys.executable, "-c", "input()"])
-        got = measure(sites, TWO.links[0], nbytes)
-        assert got.round_trip_s >= 2 * 0.004
-        assert got.transfer_s >= 2 * 0.004 + (nbytes - 100_000) / 25e6
+        got = measure(sites, link, nbytes)
+        assert got.round_trip_s >= 2 * 0.03
+        assert got.transfer_s >= 2 * 0.03 + (nbytes - 50_000) / 12.5e6
+        far = Link(between=("west", "east-b"), bandwidth_gbps=1, latency_us=0)  # by way of east-a
+        assert measure(sites, far, 1000).round_trip_s >= 2 * 0.0305
     assert waiting.returncode is not None
     assert ours() == set()
     if not ABLE.netem:
         assert sites.relay_report["packets"] > nbytes / MTU
-    with emulated_sites(three_sites, network="kernel") as sites:  # by way of east-a
-        far = Link(between=("west", "east-b"), bandwidth_gbps=1, latency_us=0)
-        assert measure(sites, far, 1000).round_trip_s >= 2 * 0.0305
-    assert ours() == set()
 
 
 @needs_kernel
@@ -171,8 +169,8 @@ def test_an_error_or_sigterm_takes_everything_down() -> None:
         assert all((NAMESPACES / name).exists() for name in namespaces)
         run.send_signal(number)
         run.wait(timeout=20)
-        if number == signal.SIGKILL:  # nobody could tidy up; the next start does
-            assert set(remove_left_overs()) >= set(namespaces)
+        if number == signal.SIGKILL:  # nobody could tidy up; the next start does, here or in a test beside this one
+            remove_left_overs()
         assert not any((NAMESPACES / name).exists() for name in namespaces)
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
         assert run.stdin is not None

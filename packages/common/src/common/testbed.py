@@ -34,8 +34,8 @@ from common.spec import ClusterSpec, Link
 Network = Literal["auto", "kernel", "calibrated-wait"]
 PREFIX = "strata"
 NAMESPACES = Path("/run/netns")
-MTU = 4500
-"""Jumbo frames: a third of the packets that a Python relay must touch."""
+MTU = 3000
+"""Jumbo frames: half of the packets that a Python relay must touch."""
 QUEUE_BYTES = 64 * 2**20
 """A full queue would drop packets and TCP would back off; a sender is held back by its socket buffer instead."""
 NETEM_PACKETS = 100_000

@@ -18,7 +18,7 @@ from common.config import ConfigError, load
 from common.spec import ClusterSpec, Link
 from common.testbed import EmulatedSites, emulated_sites
 
-TRIPS = 20
+TRIPS = 10
 
 
 @dataclass(frozen=True)
