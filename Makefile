@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test lint up down ui bench bench-estimate bench-simulate bench-schedule bench-explore bench-games help
+.PHONY: demo test lint up down ui testbed bench bench-estimate bench-simulate bench-schedule bench-explore bench-games help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -30,6 +30,10 @@ down: $(VENV)/.installed  ## stop what `make up` started
 
 ui: $(VENV)/.installed    ## MLflow's page over all recorded runs
 	@$(BIN)/python experiments/session.py ui $(ARGS)
+
+testbed: $(VENV)/.installed  ## pipeline training over shaped links (root) against its prediction; 8 minutes
+	@$(BIN)/python experiments/schedule_testbed.py --config experiments/configs/testbed.yaml \
+		--output experiments/results/testbed.csv --figure docs/figures/testbed.svg $(ARGS)
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .

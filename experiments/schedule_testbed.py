@@ -12,25 +12,25 @@ step; the run says what it takes.
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import typer
 from pydantic import Field, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from common.config import Config, ConfigError, load
 from common.spec import ClusterSpec
@@ -44,9 +44,9 @@ from pipeline_training_predict import (
     cross_setting,
     make_schedule,
     predict_step_s,
-    spearman,
 )
 from pipeline_training_rank import Job, RankSpec
+from pipeline_training_report import Row, plot, read_rows, report, write_rows
 from scale_across.schedule import B, D, F, Schedule, W
 
 RANK_SCRIPT = Path(__file__).with_name("pipeline_training_rank.py")
@@ -56,8 +56,6 @@ RANK_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1000000000",
 }
 """Memory stays in the process: pages that come and go would make the first use of a block slower than later ones."""
-ERROR_FLOOR, RANK_FLOOR, PICK_FLOOR = 0.12, 0.9, 0.05
-Row = dict[str, Any]
 
 
 class Case(Config):
@@ -123,24 +121,29 @@ class Ranks:
         """Put one request to some ranks at once; their answers in the same order.
 
         Raises:
-            ConfigError: a rank has died.
+            ConfigError: a rank has died; the first to go is named, not those that wait for it.
         """
         for rank in ranks:
-            self._write(rank, json.dumps(question))
-        return [self.read(rank) for rank in ranks]
+            with contextlib.suppress(BrokenPipeError):  # the end of its output says what happened
+                self._pipe(rank, "stdin").write(json.dumps(question) + "\n")
+                self._pipe(rank, "stdin").flush()
+        waiting = {self._pipe(rank, "stdout"): rank for rank in ranks}
+        answers: dict[int, dict[str, Any]] = {}
+        while waiting:
+            # an answer is one line, so nothing is left in a pipe's buffer that select would not see
+            for pipe in select.select(list(waiting), [], [])[0]:
+                rank = waiting.pop(pipe)
+                answers[rank] = self.read(rank)
+        return [answers[rank] for rank in ranks]
 
-    def _write(self, rank: int, line: str) -> None:
-        pipe = self.processes[rank].stdin
+    def _pipe(self, rank: int, name: Literal["stdin", "stdout"]) -> IO[str]:
+        pipe: IO[str] | None = getattr(self.processes[rank], name)
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # `read` says what happened
-            pipe.write(line + "\n")
-            pipe.flush()
+        return pipe
 
     def read(self, rank: int) -> dict[str, Any]:
         """One answer."""
-        pipe = self.processes[rank].stdout
-        assert pipe is not None
-        line = pipe.readline()
+        line = self._pipe(rank, "stdout").readline()
         if not line:
             code = self.processes[rank].wait(timeout=10)
             raise ConfigError(f"rank {rank} at {self.sites[rank]} ended with code {code}; its error is above")
@@ -179,9 +182,8 @@ def started_ranks(sites: EmulatedSites, cases: Sequence[Case], shape: Shape) -> 
         for rank in range(len(where)):
             ranks.read(rank)
         yield ranks
-        for process in ranks.processes:  # end of input is the sign to leave
-            assert process.stdin is not None
-            process.stdin.close()
+        for rank in range(len(where)):  # end of input is the sign to leave
+            ranks._pipe(rank, "stdin").close()
         for process in ranks.processes:
             process.wait(timeout=20)
 
@@ -252,6 +254,16 @@ def _job(
     return job.model_dump(mode="json")
 
 
+def busy_s(pids: Sequence[int] = ()) -> float:
+    """Processor seconds used so far by the whole machine, or by some of its processes."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    if not pids:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+        return (user + nice + system + irq + softirq) * tick_s
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum((int(field[11]) + int(field[12])) * tick_s for field in fields)
+
+
 @dataclass
 class Bench:
     """One cluster with its ranks, links probed; blocks are profiled once per case and way of cutting the model."""
@@ -259,6 +271,8 @@ class Bench:
     study: Study
     ranks: Ranks
     ways: dict[tuple[str, str], Way]
+    pids: tuple[int, ...] = ()
+    """Our own processes."""
 
     def __post_init__(self) -> None:
         self._profiles: dict[tuple[str, tuple[int, ...]], Profile] = {}
@@ -297,7 +311,9 @@ class Bench:
         everyone = [rank for row in grid for rank in row]
         steps = self.study.warmup + self.study.steps
         job = _job(case, grid, devices, schedule.orders(), schedule.microbatches, steps)
+        begin_s, used_s = time.monotonic(), busy_s() - busy_s(self.pids)
         answers = self.ranks.ask(everyone, do="run", warmup=self.study.warmup, **job)
+        others = (busy_s() - busy_s(self.pids) - used_s) / (time.monotonic() - begin_s)
         times = np.array([told["times"] for told in answers])[:, self.study.warmup :]
         step_s = times[:, :, 1].max(axis=0) - times[:, :, 0].min(axis=0)
         losses = np.sum([told["losses"] for told in answers], axis=0)
@@ -311,6 +327,7 @@ class Bench:
             "fastest_s": round(float(step_s.min()), 5),
             "slowest_s": round(float(step_s.max()), 5),
             "overruns": round(sum(told["overruns"] for told in answers) / sum(t["blocks"] for t in answers), 4),
+            "others": round(max(0.0, others), 2),
             "first_loss": round(float(losses[0]), 6),
             "last_loss": round(float(losses[-1]), 6),
         }
@@ -327,7 +344,9 @@ def run_cluster(
         return
     task = progress.add_task(cluster.name, total=len(todo))
     with emulated_sites(cluster, study.network) as sites, started_ranks(sites, study.cases, study.shape) as ranks:
-        bench = Bench(study, ranks, probe_ways(ranks, study.shape.boundary_bytes))
+        pids = (os.getpid(), *(process.pid for process in ranks.processes))
+        pids += (sites.relay.pid,) if sites.relay else ()
+        bench = Bench(study, ranks, probe_ways(ranks, study.shape.boundary_bytes), pids)
         names = [site.name for site in cluster.sites]
         across = bench.ways[names[0], names[-1]]
         for case, name in todo:
@@ -341,118 +360,6 @@ def run_cluster(
                 "settings": study.fingerprint(),
             }
             progress.advance(task)
-
-
-# -- the record -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """How well runs were predicted."""
-
-    runs: int
-    mean_error: float
-    bias: float
-    rank_correlation: float
-    picks: dict[str, float]
-    """Per cluster: how much slower the predicted best is than the measured best."""
-
-
-def fidelity(rows: Sequence[Row]) -> Fidelity:
-    """Over rows of equal kind (all paced, or none)."""
-    predicted = np.array([float(row["predicted_s"]) for row in rows])
-    measured = np.array([float(row["measured_s"]) for row in rows])
-    errors = predicted / measured - 1
-    picks = {}
-    for cluster in dict.fromkeys(str(row["cluster"]) for row in rows):
-        here = np.array([str(row["cluster"]) == cluster for row in rows])
-        picks[cluster] = float(measured[here][np.argmin(predicted[here])] / measured[here].min() - 1)
-    return Fidelity(
-        len(rows), float(np.abs(errors).mean()), float(errors.mean()), spearman(predicted.tolist(), measured.tolist()),
-        picks,
-    )  # fmt: skip
-
-
-def report(rows: Sequence[Row], console: Console) -> None:
-    """The table, and the floors with what falls short."""
-    table = Table(title="Seconds per step", title_justify="left")
-    for column in ("cluster", "placement", "schedule", "predicted", "measured", "error", "overruns"):
-        table.add_column(column)
-    for row in rows:
-        error = float(row["predicted_s"]) / float(row["measured_s"]) - 1
-        table.add_row(
-            str(row["cluster"]), str(row["placement"]), str(row["schedule"]), f"{float(row['predicted_s']):.3f}",
-            f"{float(row['measured_s']):.3f}", f"{error:+.1%}", f"{float(row['overruns']):.1%}",
-        )  # fmt: skip
-    console.print(table)
-    for paced in (True, False):
-        part = [row for row in rows if str(row["paced"]) == str(paced)]
-        if not part:
-            continue
-        found = fidelity(part)
-        console.print(
-            f"{'paced' if paced else 'as fast as the machine goes'}: {found.runs} runs, bias {found.bias:+.1%}"
-        )
-        worst = max(found.picks.values())
-        near = sum(slower <= PICK_FLOOR for slower in found.picks.values())
-        for text, good in (
-            (f"mean absolute error {found.mean_error:.1%} (floor 12 %)", found.mean_error <= ERROR_FLOOR),
-            (f"rank correlation {found.rank_correlation:.3f} (floor 0.9)", found.rank_correlation >= RANK_FLOOR),
-            (
-                f"predicted best within 5 % of the measured best in {near} of {len(found.picks)} clusters "
-                f"(worst {worst:.1%})",
-                worst <= PICK_FLOOR,
-            ),
-        ):
-            console.print(f"  {'met  ' if good else 'SHORT'} {text}")
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Predicted against measured, one mark per run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "testbed"
-    figure, axes = plt.subplots(figsize=(5.5, 5))
-    for index, name in enumerate(dict.fromkeys(str(row["placement"]) for row in rows)):
-        part = [row for row in rows if row["placement"] == name]
-        axes.plot(
-            [float(row["predicted_s"]) for row in part], [float(row["measured_s"]) for row in part],
-            "osD^vP"[index % 6], label=name, alpha=0.75,
-        )  # fmt: skip
-    everything = [float(row[key]) for row in rows for key in ("predicted_s", "measured_s")]
-    ends = np.array([0.9 * min(everything), 1.1 * max(everything)])
-    axes.plot(ends, ends, "k-", linewidth=0.8)
-    axes.fill_between(ends, 0.88 * ends, 1.12 * ends, color="k", alpha=0.08, linewidth=0)
-    axes.set(
-        xscale="log", yscale="log", xlabel="predicted s per step", ylabel="measured s per step", xlim=ends, ylim=ends
-    )
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def read_rows(path: Path, fingerprint: str) -> list[Row]:
-    """Rows of an earlier run with the same settings."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("settings") == fingerprint]
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Aside, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".csv.tmp")
-    with aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    aside.replace(path)
 
 
 def main(

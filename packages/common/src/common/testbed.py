@@ -202,6 +202,8 @@ class EmulatedSites:
     def start(self, site: str, command: Sequence[str], **popen: Any) -> subprocess.Popen[str]:
         """Start a process at a site, with pipes for input and output; it ends with the sites at the latest.
 
+        It has a session of its own: Ctrl-C reaches the caller alone, which then ends everything in order.
+
         Raises:
             KeyError: no such site.
         """
@@ -209,8 +211,9 @@ class EmulatedSites:
         prefix = ["ip", "netns", "exec", self.namespaces[index]] if self.namespaces else []
         environment = {**os.environ, **popen.pop("env", {}), "GLOO_SOCKET_IFNAME": self._interface(site)}
         process = subprocess.Popen(
-            [*prefix, *command], text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **popen
-        )
+            [*prefix, *command], text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True, **popen,
+        )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -266,7 +269,8 @@ class EmulatedSites:
                 late.append({"ends": [low, high], "device": device, "delay_s": link.latency_us * 1e-6})
         if late:
             command = [sys.executable, "-m", "common.testbed_relay"]
-            self.relay = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            pipe = subprocess.PIPE
+            self.relay = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, start_new_session=True)
             assert self.relay.stdin is not None
             assert self.relay.stdout is not None
             self.relay.stdin.write(json.dumps(late) + "\n")
