@@ -1,8 +1,9 @@
 """Published ways to lay a job over sites, as parts of the Explorer's space; each is tuned over what it leaves open.
 
-A baseline is a set of rules that a plan must keep, over all three dimensions. Its plan is the fastest that keeps them,
-by the same search and the same simulation, so the Explorer is never worse. Atlas's turns on the link are not simulated
-here: its pipelines send together. DiLoCo changes the algorithm and is not among them.
+A baseline is a set of rules that a plan must keep, over all three dimensions; it may leave sites out as the Explorer
+may. Its plan is the fastest that keeps them, by the same search and simulation, so the Explorer is never worse.
+Atlas's turns on the link are not simulated here: its pipelines send together. DiLoCo changes the algorithm and is not
+among them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ class Rules:
     name: str
     source: str
     crossings: tuple[str, ...] = ("dp", "pp", "none")
-    all_sites: bool = False
     equal_shares: bool = False
     """Every replica computes the same number of microbatches."""
     max_chunks: int = MAX_CHUNKS
@@ -44,7 +44,7 @@ class Rules:
 
     def takes(self, region: Region) -> bool:
         """Whether plans over these sites with this axis crossing may belong to it."""
-        if region.crossing not in self.crossings or (self.all_sites and region.left_out):
+        if region.crossing not in self.crossings:
             return False
         areas = {site.region or site.name for site in region.topology.spec.sites}
         return not (self.dp_in_region and region.crossing == "dp" and len(areas) > 1)
@@ -69,15 +69,15 @@ EXPLORER = Rules("explorer", "the whole space")
 BASELINES: tuple[Rules, ...] = (
     Rules(
         "production", "Meta: axis order TP, CP, PP, DP; interleaved 1F1B, ECMP with 16 flows per pair, flat rings",
-        ("dp", "none"), True, True, reductions=(RING,), schedules=STATIC, technologies=(PRODUCTION,),
+        ("dp", "none"), equal_shares=True, reductions=(RING,), schedules=STATIC, technologies=(PRODUCTION,),
     ),
     Rules(
         "hierarchical", "NeMo: as production, reduced in the site, then across",
-        ("dp", "none"), True, True, reductions=(HIERARCHICAL,), schedules=STATIC, technologies=(PRODUCTION,),
+        ("dp", "none"), equal_shares=True, reductions=(HIERARCHICAL,), schedules=STATIC, technologies=(PRODUCTION,),
     ),
     Rules(
         "atlas", "arXiv 2411.14458: PP across sites, DP inside",
-        ("pp", "none"), True, True, max_chunks=1, schedules=STATIC, technologies=(PRODUCTION,),
+        ("pp", "none"), equal_shares=True, max_chunks=1, schedules=STATIC, technologies=(PRODUCTION,),
     ),
     Rules(
         "sailor", "SOSP'25: TP in a node, DP in a region, PP may cross",
@@ -85,7 +85,7 @@ BASELINES: tuple[Rules, ...] = (
     ),
     Rules(
         "crosspipe", "arXiv 2507.00217: PP across sites, schedules made for the links",
-        ("pp", "none"), True, True, schedules=("1f1b", "zb_h1", "zb_h2", "zb_v", "cross", "cross_wave"),
+        ("pp", "none"), equal_shares=True, schedules=("1f1b", "zb_h1", "zb_h2", "zb_v", "cross", "cross_wave"),
         technologies=(PRODUCTION,),
     ),
 )  # fmt: skip
@@ -102,7 +102,7 @@ def freed(rules: Rules, *dimensions: str) -> Rules:
     changes: dict[str, object] = {"name": f"{rules.name} + {' + '.join(dimensions)}" if dimensions else rules.name}
     if "placement" in dimensions:
         changes |= {
-            "crossings": EXPLORER.crossings, "all_sites": False, "equal_shares": False, "max_cp": None, "max_zero": 3,
+            "crossings": EXPLORER.crossings, "equal_shares": False, "max_cp": None, "max_zero": 3,
             "dp_in_region": False,
         }  # fmt: skip
     if "schedule" in dimensions:

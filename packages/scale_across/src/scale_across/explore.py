@@ -16,7 +16,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -33,6 +33,8 @@ from scale_across.topology import Topology
 
 BATCH = 1_000
 """Rows that are refined at once."""
+DIVE = 8
+"""Promising plans of a batch that are simulated before the others."""
 
 Progress = Callable[[str, float, float], None]
 """Called with (what is searched for, incumbent in s, lower bound in s)."""
@@ -132,6 +134,7 @@ def explore(
     *,
     time_limit_s: float = math.inf,
     tolerance: float = 0.0,
+    most_simulated: int | None = None,
     rules: tuple[Rules, ...] = BASELINES,
     progress: Progress | None = None,
 ) -> Exploration:
@@ -141,6 +144,7 @@ def explore(
         time_limit_s: counted from when the bounds are compiled; a first plan that fits is always looked for. Half of it
             is for the best plan, the rest for the baselines.
         tolerance: a search ends when it is proven that no plan is faster by more than this share.
+        most_simulated: plans that each search simulates at most; where it ends does not depend on the machine's speed.
         rules: baselines to search besides.
 
     Raises:
@@ -149,7 +153,7 @@ def explore(
     space = Space.of(model, topology, job)
     compile_kernel(next(space.regions()).setup)
     started = time.monotonic()
-    search = _Search(space, tolerance, progress)
+    search = _Search(space, tolerance, most_simulated, progress)
     try:
         search.run(EXPLORER, started + time_limit_s / 2)
         for index, one in enumerate(rules):
@@ -173,13 +177,20 @@ class _Node:
 class _Search:
     space: Space
     tolerance: float
+    most_simulated: int | None
     progress: Progress | None
     regions: list[Region] = field(default_factory=list)
     relaxed: dict[tuple[int, tuple[str, ...]], tuple[Rows, Floats]] = field(default_factory=dict)
+    rows: dict[int, Rows] = field(default_factory=dict)
+    """Region's number → its most relaxed rows."""
     judged: dict[tuple[object, ...], Judged | None] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+    """Schedule → simulated step over its bound, a running mean."""
     incumbents: dict[str, Judged] = field(default_factory=dict)
     bounds_s: dict[str, float] = field(default_factory=dict)
     bounded: int = 0
+    simulated_before: int = 0
+    """Plans simulated by earlier searches."""
     pruned: dict[str, int] = field(default_factory=lambda: {"bound": 0, "memory": 0})
 
     def run(self, rules: Rules, deadline: float) -> None:
@@ -190,7 +201,9 @@ class _Search:
             (region.least_s, next(order), _Node(region)) for region in self.regions if rules.takes(region)
         ]
         heapq.heapify(heap)
+        self._with_better_links(rules)
         best_s = self._known(rules)
+        self.simulated_before = len(self.judged)
         while heap:
             least_s, _, node = heap[0]
             self.bounds_s[rules.name] = min(best_s, least_s)
@@ -198,7 +211,7 @@ class _Search:
                 self.progress(rules.name, best_s, self.bounds_s[rules.name])
             if least_s >= best_s * (1 - self.tolerance):
                 break
-            if time.monotonic() > deadline and (best_s < math.inf or rules is not EXPLORER):
+            if (time.monotonic() > deadline or self._enough()) and (best_s < math.inf or rules is not EXPLORER):
                 return
             heapq.heappop(heap)
             if node.rows is not None and node.rows.family_N[0] >= 0:
@@ -214,6 +227,9 @@ class _Search:
         if not heap:
             self.bounds_s[rules.name] = best_s
 
+    def _enough(self) -> bool:
+        return self.most_simulated is not None and len(self.judged) - self.simulated_before >= self.most_simulated
+
     def _known(self, rules: Rules) -> float:
         """The fastest plan of earlier searches that keeps these rules, so that nothing slower is simulated."""
         best_s = math.inf
@@ -222,6 +238,17 @@ class _Search:
                 best_s = found.step_s
                 self.incumbents[rules.name] = found
         return best_s
+
+    def _with_better_links(self, rules: Rules) -> None:
+        """Try the best plan of a search with fewer technologies over the links that these rules allow."""
+        fewer = [
+            found for found in self.incumbents.values()
+            if set(found.choice.technologies) < set(rules.technologies)
+            and self._belongs(rules, replace(found.choice, technologies=rules.technologies))
+        ]  # fmt: skip
+        if fewer:
+            best = min(fewer, key=lambda found: found.step_s)
+            self._judged(replace(best.choice, technologies=rules.technologies))
 
     def _belongs(self, rules: Rules, choice: Choice) -> bool:
         if not rules.takes(choice.region) or choice.technologies != rules.technologies:
@@ -262,7 +289,9 @@ class _Search:
         """The region's most relaxed rows and their bounds; the same for all rules with the same technologies."""
         key = (self.regions.index(region), rules.technologies)
         if key not in self.relaxed:
-            rows = with_shares(region, region.relaxed(), rules.technologies)
+            if key[0] not in self.rows:
+                self.rows[key[0]] = with_shares(region, region.relaxed(), rules.technologies)
+            rows = self.rows[key[0]]
             priced_NF = bound_rows(region, rows, rules.technologies)
             self.bounded += len(rows)
             self.relaxed[key] = rows, priced_NF[:, BOUND_S]
@@ -272,19 +301,35 @@ class _Search:
         """Simulate whole plans in the order of their bounds; (incumbent in s, what the deadline left)."""
         assert node.rows is not None
         assert node.bound_N is not None
-        for index in range(len(node.rows)):
+        in_order = range(len(node.rows))
+        for index in (*self._promising(node), *in_order):
             if node.bound_N[index] >= best_s * (1 - self.tolerance):
-                break
-            if time.monotonic() > deadline and best_s < math.inf:
-                return best_s, _Node(node.region, node.rows.take(slice(index, None)), node.bound_N[index:])
+                continue
+            if (time.monotonic() > deadline or self._enough()) and best_s < math.inf:
+                return best_s, node
             choice = choice_of(node.region, node.rows, index, rules.technologies)
             found = self._judged(choice)
-            if found is not None and found.step_s < best_s:
+            if found is None:
+                continue
+            ratio = self.ratios.get(choice.schedule, 1.0)
+            self.ratios[choice.schedule] = 0.8 * ratio + 0.2 * found.step_s / float(node.bound_N[index])
+            if found.step_s < best_s:
                 best_s = found.step_s
                 self.incumbents[rules.name] = found
                 if self.progress:
                     self.progress(rules.name, best_s, min(best_s, self.bounds_s[rules.name]))
         return best_s, None
+
+    def _promising(self, node: _Node) -> list[int]:
+        """A few rows that look fastest when bounds are scaled by how far simulations were above them.
+
+        They are simulated first: a good plan early prunes more, and where a search is cut short it is what remains.
+        """
+        assert node.rows is not None
+        assert node.bound_N is not None
+        ratio_C = np.array([self.ratios.get(family.name, 1.0) for family in FAMILIES])
+        likely = np.argsort(node.bound_N * ratio_C[node.rows.family_N], kind="stable")
+        return [int(index) for index in likely[:DIVE]]
 
     def _judged(self, choice: Choice) -> Judged | None:
         key = (self.regions.index(choice.region), *choice.key)

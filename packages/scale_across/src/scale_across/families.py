@@ -113,6 +113,10 @@ class Links:
     latency_s: float
     limit: int
     """Most whole-stage microbatches of activations that fit."""
+    exposed: float
+    """Share of a message that its sender waits for."""
+    inside_s: float
+    """Seconds of a message inside a site."""
 
 
 @lru_cache(maxsize=256)
@@ -144,11 +148,15 @@ def _built_for_links(family: ScheduleFamily, microbatches: int, durations: bytes
     hops = site_V[1:] != site_V[:-1]
     link_V = np.append(np.where(hops, 2 * np.minimum(site_V[1:], site_V[:-1]), -1), -1).astype(np.int32)
     link_V[:-1] += np.where(hops & (site_V[1:] < site_V[:-1]), 1, 0)
+    wait_s = links.exposed * links.occupied_s / family.slices
+    duration_KV[0, :-1] += np.where(hops, wait_s, 0.0)
+    duration_KV[1, 1:] += np.where(hops, wait_s, 0.0)
+    inside_s_V = np.append(np.where(hops | (device_V[1:] == device_V[:-1]), 0.0, links.inside_s), 0.0)
     chunks = len(devices) // stages
     pipeline = Pipeline(
         device_V, stages, microbatches, family.slices, duration_KV, link_V,
         links.occupied_s / family.slices, links.latency_s,
-        np.full(stages, links.limit * chunks * family.slices, np.int32),
+        np.full(stages, links.limit * chunks * family.slices, np.int32), inside_s_V=inside_s_V,
     )  # fmt: skip
     block_s = float(duration_KV[0].max())
     rules = [Rule(rank=rule.rank, patience_s=rule.patience_s * block_s) for rule in CROSS_RULES]

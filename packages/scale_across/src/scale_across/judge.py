@@ -150,7 +150,7 @@ def _judge_kind(choice: Choice, kind: int) -> Judged | None:
     sites = stage_sites(choice)
     work = work_of(setup, plan, family.last_stage(plan.pp, sites), sites, family.slices, family.price)
     policy = policy_of(setup, plan)
-    schedule = _schedule(family, plan, microbatches, work, memory, sites)
+    schedule = _schedule(family, plan, microbatches, work, memory, sites, policy.send_exposed)
     if schedule is None:
         return None
     held = memory.with_activations(float(peak_memory(schedule).max())) if plan.pp > 1 else memory.all_bytes
@@ -201,7 +201,13 @@ def stage_sites(choice: Choice) -> StageSites | None:
 
 
 def _schedule(
-    family: ScheduleFamily, plan: Parallelism, microbatches: int, work: Work, memory: _Memory, sites: StageSites | None
+    family: ScheduleFamily,
+    plan: Parallelism,
+    microbatches: int,
+    work: Work,
+    memory: _Memory,
+    sites: StageSites | None,
+    exposed: float,
 ) -> Schedule | None:
     if family.place != "across":
         return build(family.name, plan.pp, plan.chunks, microbatches)
@@ -213,5 +219,14 @@ def _schedule(
         occupied_s=max(float(work.occupied_s_SS[hop]) for hop in hops) * family.slices,
         latency_s=max(float(work.latency_s_SS[hop]) for hop in hops),
         limit=min(int(memory.room_bytes / memory.microbatch_bytes), microbatches),
+        exposed=exposed,
+        inside_s=max(
+            (
+                float(work.occupied_s_SS[a, a + 1] + work.latency_s_SS[a, a + 1])
+                for a in range(plan.pp - 1)
+                if sites.site_S[a] == sites.site_S[a + 1]
+            ),
+            default=0.0,
+        ),
     )
     return build_for_links(family, microbatches, work.duration_KV, links)

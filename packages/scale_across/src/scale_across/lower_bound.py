@@ -99,6 +99,7 @@ class Far(NamedTuple):
     """Over which the pipeline runs; 1: none."""
     slowest_s: float
     """Seconds per byte of the slowest hop."""
+    slowest_latency_s: float
     path_s: float
     """Seconds per byte of all hops from the first site to the last, added up."""
     path_latency_s: float
@@ -169,12 +170,13 @@ def lower_bound_row(
         # with sequence slices the first block is longer, so that less must be there before it
         longest_s = first.forward_s * (1.0 + MOST_PRICE if family.slices > 1.0 and family.price <= 0.0 else 1.0)
         wait_s, last_chunk_s = _gather_wait_s(plan, longest_s, layer, model, stack, tiers_TF, job, per_chunk)
-        late_s = 0.0
+        late_s = _wire_s(plan, family, far, last, microbatches, layer, model, stack, job)
         if plan.pp > 1 and plan.chunks > 1 and family.last_blocks > 0 and last_chunk_s > wait_s:
             # no backward block before the last chunk's parameters have come and a microbatch has gone to the end
             forward_s = min(first.forward_s, middle.forward_s, last.forward_s)
             backward_s = min(first.backward_s, middle.backward_s, last.backward_s)
-            late_s = last_chunk_s - wait_s + pp * forward_s + (pp - 1.0 + microbatches * chunks) * backward_s
+            chain_s = pp * forward_s + (pp - 1.0 + microbatches * chunks) * backward_s
+            late_s = max(late_s, last_chunk_s - wait_s + chain_s)
         reduce_s = _reduce_s(
             plan, family, late_s, first, middle, last, microbatches, layer, model, stack, tiers_TF, job, per_chunk
         )
@@ -258,6 +260,30 @@ def _pipeline_s(
     return max(
         total_s, _rounds_s(plan, family, far, fits, first, middle, last, microbatches, layer, path_s, last_hop_s)
     )
+
+
+@formula
+def _wire_s(
+    plan: Parallelism,
+    family: Family,
+    far: Far,
+    last: BlockTime,
+    microbatches: float,
+    layer: LayerTime,
+    model: ModelNumbers,
+    stack: StackNumbers,
+    job: JobNumbers,
+) -> float:
+    """Every microbatch goes over the slowest hop, and the last one through the last stage and back over it."""
+    if far.sites <= 1.0:
+        return 0.0
+    n = family.slices
+    split = plan.tp if stack.scatter_gather > 0 or plan.sp > 0 else 1
+    wire_s = plan.microbatch * job.seq / plan.cp * model.hidden * 2.0 / split * far.slowest_s
+    back = 1.0 - (layer.weight_share if family.split == 1 else 0.0)
+    turn_s = min(last.forward_s, last.backward_s) * (1.0 + back) / n
+    crossings = float(plan.chunks) if family.devices < 2 else 1.0
+    return microbatches * crossings * wire_s + 2.0 * far.slowest_latency_s + wire_s / n + turn_s
 
 
 @formula

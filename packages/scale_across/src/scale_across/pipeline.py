@@ -48,6 +48,8 @@ class Pipeline:
     """What a unit of a chunk holds from the start of F to the end of W."""
     hold_d: int = 0
     """What it holds besides from the start of D, when F kept a checkpoint only and D computes it again."""
+    inside_s_V: Floats | None = None
+    """Seconds that the greedy adds to a message from virtual stage v to v + 1 or back, without queues; None: none."""
 
     @classmethod
     def uniform(
@@ -139,8 +141,9 @@ def greedy(pipeline: Pipeline, name: str, rule: Rule | None = None) -> Run:
     rank_KV[1] -= rule.late_first * np.arange(virtuals)[::-1] * 0.1
     jitter_U = np.random.default_rng(rule.seed).random(1021) * rule.jitter
     ran = kernel.run_greedy(
-        p.device_V, virtual_SC, units, p.slices, p.duration_KV, p.link_V, p.occupied_s, p.latency_s, p.limit_units_S,
-        p.hold_f, p.hold_d, p.slices * p.hold_f + p.hold_d, rank_KV, rule.patience_s, jitter_U, table_SN4, start_SN,
+        p.device_V, virtual_SC, units, p.slices, p.duration_KV, p.link_V, p.occupied_s, p.latency_s,
+        np.zeros(virtuals) if p.inside_s_V is None else p.inside_s_V, p.limit_units_S, p.hold_f, p.hold_d,
+        p.slices * p.hold_f + p.hold_d, rank_KV, rule.patience_s, jitter_U, table_SN4, start_SN,
     )  # fmt: skip
     if ran < blocks_S.sum():
         raise ConfigError(f"greedy {name!r}: stuck after {ran} of {blocks_S.sum()} blocks; raise the memory limit")

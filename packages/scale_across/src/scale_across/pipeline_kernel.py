@@ -97,6 +97,7 @@ def run_greedy(
     link_V: Ints,
     occupied_s: float,
     latency_s: float,
+    inside_s_V: Floats,
     limit_S: Ints,
     hold_f: int,
     hold_d: int,
@@ -157,14 +158,14 @@ def run_greedy(
         if k == 0:
             held_S[s] += hold_f
             if v + 1 < virtuals:
-                arrive_FVU[v + 1, unit] = send(end, link_V[v], occupied_s, latency_s, free_L)
+                arrive_FVU[v + 1, unit] = send(end, link_V[v], occupied_s, latency_s, free_L) + inside_s_V[v]
                 changed_S[device_V[v + 1]] = True
         elif k == 1:
             held_S[s] += hold_d
             if v > 0:
                 link = link_V[v - 1]
                 back = link + 1 - 2 * (link % 2) if link >= 0 else -1
-                arrive_DVU[v - 1, unit] = send(end, back, occupied_s, latency_s, free_L)
+                arrive_DVU[v - 1, unit] = send(end, back, occupied_s, latency_s, free_L) + inside_s_V[v - 1]
                 changed_S[device_V[v - 1]] = True
         else:
             held_S[s] -= hold_f + hold_d

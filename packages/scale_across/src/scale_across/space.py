@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,11 @@ class Space:
             raise ConfigError(f"cluster {topology.spec.name!r}: {count} sites; the search takes at most {MAX_SITES}")
         return cls(model, topology, job)
 
+    @cached_property
+    def experts(self) -> int:
+        """What the numbers of experts of all layers have in common; 0 without any."""
+        return math.gcd(*{layer.ffn.experts for layer in self.model.layers if isinstance(layer.ffn, Moe)})
+
     def regions(self) -> Iterator[Region]:
         """Every set of sites that its own links connect, most GPUs first, with either axis crossing."""
         names = [site.name for site in self.topology.spec.sites]
@@ -137,8 +143,10 @@ class Region:
     """Tiers inside a site at the bandwidths that collectives reach."""
     layouts: dict[Layout, int] = field(default_factory=dict)
     """Layout → its number, in order; filled by `relaxed`."""
+    made: dict[tuple[tuple[str, ...], int], tuple[Floats, Floats]] = field(default_factory=dict)
+    """Tables by technologies and number of layouts."""
 
-    @property
+    @cached_property
     def sites(self) -> tuple[str, ...]:
         """Names of the sites that its plans use, all of them."""
         return tuple(site.name for site in self.topology.spec.sites)
@@ -148,7 +156,7 @@ class Region:
         """Sites of the cluster that its plans do not use."""
         return tuple(site.name for site in self.space.topology.spec.sites if site.name not in self.sites)
 
-    @property
+    @cached_property
     def crossing(self) -> str:
         """The axis that crosses sites: dp, pp or none."""
         return "none" if len(self.sites) == 1 else ("dp" if self.order == DP_OUTERMOST else "pp")
@@ -214,7 +222,7 @@ class Region:
                 wasted = dp * microbatch * (count - 1) >= self.space.job.global_batch
                 if wasted or (chunks > 1 and count % pp) or (microbatch > 1 and dp * microbatch > self.batch):
                     continue
-                for ep, etp in self._experts(tp, cp, dp):
+                for ep, etp in expert_splits(self.space.experts, tp, dp * cp * tp):
                     plans.append((tp, cp, ep, etp, pp, dp, chunks, microbatch))
                     batches.append([float(dp * microbatch * count)] * len(self.setups))
                     layouts.append(layout)
@@ -295,11 +303,14 @@ class Region:
 
     def tables(self, technologies: tuple[str, ...]) -> tuple[Floats, Floats]:
         """(tiers [layout, tier, 3], far [layout, fields of lower_bound.Far])."""
-        tiers = [self.tiers(layout, technologies) for layout in self.layouts]
-        depth = max((len(table) for table in tiers), default=1)
-        padded = [np.concatenate([table, np.repeat(table[-1:], depth - len(table), axis=0)]) for table in tiers]
-        far = [self._far(layout, technologies) for layout in self.layouts]
-        return np.array(padded, np.float64).reshape(-1, depth, 3), np.array(far, np.float64).reshape(-1, 9)
+        key = (technologies, len(self.layouts))
+        if key not in self.made:
+            tiers = [self.tiers(layout, technologies) for layout in self.layouts]
+            depth = max((len(table) for table in tiers), default=1)
+            padded = [np.concatenate([table, np.repeat(table[-1:], depth - len(table), axis=0)]) for table in tiers]
+            far = np.array([self._far(layout, technologies) for layout in self.layouts], np.float64)
+            self.made[key] = np.array(padded, np.float64).reshape(-1, depth, 3), far.reshape(-1, 10)
+        return self.made[key]
 
     def tiers(self, layout: Layout, technologies: tuple[str, ...]) -> Floats:
         """[tier, (GPUs, bytes/s, latency)] as a plan of this layout sees it.
@@ -331,7 +342,7 @@ class Region:
     def _far(self, layout: Layout, technologies: tuple[str, ...]) -> tuple[float, ...]:
         """The fields of `lower_bound.Far`."""
         if self.crossing != "pp":
-            return 1.0, *(0.0,) * 7, 1.0
+            return 1.0, *(0.0,) * 8, 1.0
         found = self.crossing_of(layout, technologies)
 
         def faster(a: str, b: str) -> tuple[float, float]:
@@ -340,10 +351,10 @@ class Region:
 
         path = [faster(a, b) for a, b in itertools.pairwise(found.sites)]
         closed = faster(found.sites[-1], found.sites[0]) if layout[2] else (0.0, 0.0)
-        slowest = max(each_s for each_s, _ in path)
+        slowest = max(path)  # of equals the one that is farther
         through = sum(each_s for each_s, _ in path), sum(delay_s for _, delay_s in path)
         stages = self.units(Parallelism(tp=layout[1], pp=layout[0] // layout[1]))[found.sites[-1]]
-        return float(len(self.sites)), slowest, *through, *closed, *path[-1], float(stages)
+        return float(len(self.sites)), *slowest, *through, *closed, *path[-1], float(stages)
 
     def _degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(tp, cp, pp, dp, chunks) that divide the model and fit the sites."""
@@ -388,16 +399,18 @@ class Region:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _experts(self, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
-        """(ep, etp) that are possible; experts are tensor-split fully or not at all."""
-        counts = {layer.ffn.experts for layer in self.space.model.layers if isinstance(layer.ffn, Moe)}
-        if not counts:
-            return [(1, 1)]
-        experts = math.gcd(*counts)
-        return [
-            (ep, etp) for etp in sorted({1, tp}) for ep in _powers(experts)
-            if experts % ep == 0 and (dp * cp * tp // etp) % ep == 0
-        ]  # fmt: skip
+
+@lru_cache(maxsize=65536)
+def expert_splits(experts: int, tp: int, ranks: int) -> tuple[tuple[int, int], ...]:
+    """(ep, etp) that are possible on the ranks of a stage; experts are tensor-split fully or not at all."""
+    if not experts:
+        return ((1, 1),)
+    return tuple(
+        (ep, etp)
+        for etp in sorted({1, tp})
+        for ep in _powers(experts)
+        if experts % ep == 0 and (ranks // etp) % ep == 0
+    )
 
 
 def _part(topology: Topology, chosen: tuple[str, ...]) -> Topology | None:

@@ -21,6 +21,8 @@ from scale_across.space import Floats, Region, Rows, joined
 from scale_across.step import JobNumbers
 
 BOUND_S, MEMORY_SHARE, ESTIMATE_S = 0, 1, 2
+THREADS = os.cpu_count() or 1
+"""Set to 1 in worker processes that share a machine."""
 MIN_PART = 2_000
 """Fewer rows are not worth a thread."""
 
@@ -88,7 +90,7 @@ def _bound(setup: Setup, rows: Rows, batch_N: Floats, tables: tuple[Floats, Floa
             setup.kinds_KF, setup.model_numbers, setup.gpu, setup.stack, setup.job, out_NF[part],
         )  # fmt: skip
 
-    workers = min(os.cpu_count() or 1, len(rows) // MIN_PART)
+    workers = min(THREADS, len(rows) // MIN_PART)
     if workers > 1:
         edges = np.linspace(0, len(rows), workers + 1).astype(int)
         with ThreadPoolExecutor(workers) as pool:
@@ -120,7 +122,7 @@ def _kernel() -> Callable[..., None]:
                     batch_N[i] / (plan.dp * plan.microbatch),
                 )  # fmt: skip
                 f = far_LF[layout_N[i]]
-                far = Far(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8])
+                far = Far(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9])
                 found = lower_bound_row(plan, family, far, kinds_KF, model, gpu, stack, tiers_LTF[layout_N[i]], one)
                 out_NF[i, 0] = found.bound_s
                 out_NF[i, 1] = found.memory_bytes
