@@ -10,12 +10,9 @@ rank were an accelerator of its own. Four ranks on two cores would otherwise slo
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
 import statistics
-import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +23,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch._C._distributed_c10d import FileStore
 
 from common.config import Config
@@ -70,6 +67,12 @@ class Job(Config):
     steps: int = Field(gt=0)
     pace_s: tuple[float, float, float] | None = None
     """F, D, W of one layer; None: as fast as it goes."""
+
+    @model_validator(mode="after")
+    def _whole_microbatches(self) -> Job:
+        if any(cut for order in self.orders for *_, cut in order):
+            raise ValueError("orders: sequence slices are not run here; give whole microbatches")
+        return self
 
 
 class Post:
@@ -348,22 +351,10 @@ def answer(post: Post, spec: RankSpec, question: dict[str, Any]) -> dict[str, An
             raise ValueError(f"no such request: {unknown}")
 
 
-def ask_for_short_slices() -> None:
-    """Ask Linux for turns of 0.1 ms: a woken rank runs sooner, and gets no more of the processor than before.
-
-    sched_setattr(2); ignored where the kernel is older than 6.12 or the machine is no x86-64.
-    """
-    if platform.machine() != "x86_64":
-        return
-    number, attributes = 314, struct.pack("IIQiIQQQ", 48, 0, 0, os.nice(0), 0, 100_000, 0, 0)
-    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
-
-
 def main() -> NoReturn:
     """`pipeline_training_rank.py SPEC.json RANK`: requests as JSON lines, an answer line for each."""
     spec = RankSpec.model_validate_json(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
-    ask_for_short_slices()
     post = Post(spec, int(sys.argv[2]))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -91,15 +91,20 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib import ticker
 
     matplotlib.rcParams["svg.hashsalt"] = "testbed"
     figure, axes = plt.subplots(figsize=(5.5, 5))
     for index, name in enumerate(dict.fromkeys(str(row["placement"]) for row in rows)):
         part = [row for row in rows if row["placement"] == name]
-        axes.plot(
-            [float(row["predicted_s"]) for row in part], [float(row["measured_s"]) for row in part],
-            "osD^vP"[index % 6], label=name, alpha=0.75,
-        )  # fmt: skip
+        disturbed = [str(row["paced"]) == "False" and float(row["others"]) >= DISTURBED for row in part]
+        for hollow in sorted({*disturbed}):
+            shown = [row for row, bad in zip(part, disturbed, strict=True) if bad == hollow]
+            axes.plot(
+                [float(row["predicted_s"]) for row in shown], [float(row["measured_s"]) for row in shown],
+                "osD^vP"[index % 6], color=f"C{index}", fillstyle="none" if hollow else "full", alpha=0.75,
+                label=f"{name}, other programs at work" if hollow else name,
+            )  # fmt: skip
     everything = [float(row[key]) for row in rows for key in ("predicted_s", "measured_s")]
     ends = np.array([0.9 * min(everything), 1.1 * max(everything)])
     axes.plot(ends, ends, "k-", linewidth=0.8)
@@ -107,6 +112,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="predicted s per step", ylabel="measured s per step", xlim=ends, ylim=ends
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5, 7)))
+        axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.set_minor_formatter(ticker.NullFormatter())
     axes.legend(fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
