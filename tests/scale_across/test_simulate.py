@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import ConfigError
 from scale_across.overlap import OverlapPolicy
+from scale_across.schedule import B, D, F, Schedule, W
 from scale_across.simulate import Phase, StepTimeline, Work, simulate
 
 few = settings(max_examples=20, deadline=None)
-F, D, W, B = 0, 1, 2, 3
 
 
-@dataclass(frozen=True)
-class Order:
-    """A schedule given as one list of (kind, microbatch, chunk) per stage."""
-
-    kind_SN: npt.NDArray[np.int8]
-    microbatch_SN: npt.NDArray[np.int32]
-    chunk_SN: npt.NDArray[np.int16]
-    slice_SN: npt.NDArray[np.int16]
-    device_of_virtual_V: npt.NDArray[np.int64]
+def order(rows: list[list[tuple[int, int, int]]], device_of_virtual: list[int]) -> Schedule:
+    """From one list of (kind, microbatch, chunk) per stage."""
+    return Schedule.from_orders("by hand", [[(*block, 0) for block in row] for row in rows], device_of_virtual)
 
 
-def order(rows: list[list[tuple[int, int, int]]], device_of_virtual: list[int]) -> Order:
-    width = max(len(row) for row in rows)
-    padded = np.array([row + [(-1, 0, 0)] * (width - len(row)) for row in rows])
-    kind, microbatch, chunk = padded[..., 0], padded[..., 1], padded[..., 2]
-    return Order(
-        kind.astype(np.int8),
-        microbatch.astype(np.int32),
-        chunk.astype(np.int16),
-        np.zeros_like(chunk, np.int16),
-        np.array(device_of_virtual),
-    )
-
-
-def one_f_one_b(stages: int, microbatches: int) -> Order:
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     rows = []
     for s in range(stages):
         warm = min(stages - 1 - s, microbatches)
@@ -232,7 +212,7 @@ def test_replicas_that_take_turns() -> None:
     assert len(turns.tables.first_S) == 17
 
 
-def slow_model(schedule: Order, w: Work) -> dict[tuple[int, int], float]:
+def slow_model(schedule: Schedule, w: Work) -> dict[tuple[int, int], float]:
     """Start of every block by (stage, place), by repeated relaxation over plain loops; no queues on resources."""
     stage_of = schedule.device_of_virtual_V.tolist()
     last = len(stage_of) - 1

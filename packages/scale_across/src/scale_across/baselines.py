@@ -17,11 +17,12 @@ from scale_across.collectives import HIERARCHICAL, RING
 from scale_across.crossing import PRODUCTION, TECHNOLOGIES
 from scale_across.families import FAMILIES
 from scale_across.parallelism import FIELDS
-from scale_across.space import MAX_CHUNKS, Region, Rows
+from scale_across.space import Region, Rows
 
 Mask = npt.NDArray[np.bool_]
 EVERY = tuple(family.name for family in FAMILIES)
 STATIC = ("1f1b",)
+ANY = 2**31
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Rules:
     crossings: tuple[str, ...] = ("dp", "pp", "none")
     equal_shares: bool = False
     """Every replica computes the same number of microbatches."""
-    max_chunks: int = MAX_CHUNKS
+    max_chunks: int = ANY
     max_cp: int | None = None
     max_zero: int = 3
     reductions: tuple[int, ...] = (RING, HIERARCHICAL)
@@ -106,7 +107,7 @@ def freed(rules: Rules, *dimensions: str) -> Rules:
             "dp_in_region": False,
         }  # fmt: skip
     if "schedule" in dimensions:
-        changes |= {"schedules": EVERY, "max_chunks": MAX_CHUNKS}
+        changes |= {"schedules": EVERY, "max_chunks": ANY}
     if "network" in dimensions:
         changes |= {"reductions": (RING, HIERARCHICAL), "technologies": tuple(TECHNOLOGIES)}
     return replace(rules, **changes)  # type: ignore[arg-type]

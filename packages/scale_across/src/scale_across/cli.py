@@ -1,4 +1,4 @@
-"""The command line of the Explorer: `scale-across explore`, `predict`, `validate` and `trace`."""
+"""The command line of the Explorer: `scale-across explore`, `compare`, `study`, `predict`, `validate` and `trace`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from common.config import ConfigError
 from common.spec import ClusterSpec
 from scale_across.cli_explore import compare, explore_training, reasons, training_dict, training_tables
 from scale_across.cli_predict import predict, validate
+from scale_across.cli_study import study
 from scale_across.cli_trace import trace
 from scale_across.estimate import TrainingJob
 from scale_across.plan_file import PlanFile
@@ -84,6 +85,7 @@ def explore(
 
 
 app.command()(compare)
+app.command()(study)
 app.command()(predict)
 app.command()(validate)
 app.command()(trace)

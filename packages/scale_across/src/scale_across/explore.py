@@ -27,7 +27,7 @@ from scale_across.estimate import TrainingJob
 from scale_across.families import FAMILIES
 from scale_across.judge import Choice, Judged, choice_of, judge
 from scale_across.model import ModelShape
-from scale_across.space import Floats, Region, Rows, Space
+from scale_across.space import MAX_CHUNKS, MICROBATCHES, Floats, Region, Rows, Space
 from scale_across.space_kernel import BOUND_S, MEMORY_SHARE, bound_rows, compile_kernel, with_shares
 from scale_across.topology import Topology
 
@@ -135,6 +135,8 @@ def explore(
     time_limit_s: float = math.inf,
     tolerance: float = 0.0,
     most_simulated: int | None = None,
+    microbatches: tuple[int, ...] = MICROBATCHES,
+    max_chunks: int = MAX_CHUNKS,
     rules: tuple[Rules, ...] = BASELINES,
     progress: Progress | None = None,
 ) -> Exploration:
@@ -145,12 +147,14 @@ def explore(
             is for the best plan, the rest for the baselines.
         tolerance: a search ends when it is proven that no plan is faster by more than this share.
         most_simulated: plans that each search simulates at most; where it ends does not depend on the machine's speed.
+        microbatches: sequences per microbatch to choose from.
+        max_chunks: model chunks per stage at most.
         rules: baselines to search besides.
 
     Raises:
         ConfigError: no plan was found that fits the GPUs' memory.
     """
-    space = Space.of(model, topology, job)
+    space = Space.of(model, topology, job, microbatches, max_chunks)
     compile_kernel(next(space.regions()).setup)
     started = time.monotonic()
     search = _Search(space, tolerance, most_simulated, progress)

@@ -35,7 +35,6 @@ from scale_across.simulate_tables import Floats
 Ints = npt.NDArray[np.int64]
 CROSS_RULES = (
     Rule(rank=(1.0, 0.0, 2.0), patience_s=0.0),
-    Rule(rank=(1.0, 0.0, 2.0), patience_s=0.5),
     Rule(rank=(0.0, 1.0, 2.0), patience_s=0.0),
 )
 """Greedy rules tried for a cross-site schedule; patience in block times."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from common.config import ConfigError
 from scale_across.overlap import OverlapPolicy
-from scale_across.simulate_tables import Floats, Phase, ScheduleLike, Tables, Work, build_tables
+from scale_across.schedule import Schedule
+from scale_across.simulate_tables import Floats, Phase, Tables, Work, build_tables
 
 __all__ = ["Phase", "StepTimeline", "Work", "run_tables", "simulate"]
 
@@ -83,7 +84,7 @@ class StepTimeline:
         }
 
 
-def simulate(schedule: ScheduleLike, work: Work, policy: OverlapPolicy | None = None) -> StepTimeline:
+def simulate(schedule: Schedule, work: Work, policy: OverlapPolicy | None = None) -> StepTimeline:
     """Run one step.
 
     Raises:

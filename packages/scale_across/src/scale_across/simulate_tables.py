@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common.config import ConfigError
 from scale_across.overlap import OverlapPolicy
+from scale_across.schedule import B, D, F, Schedule, W, virtual_of_chunk
 
-F, D, W, B = 0, 1, 2, 3
-"""Kinds of blocks: forward, input gradient, weight gradient, both gradients."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
-
-
-class ScheduleLike(Protocol):
-    """What is read of a schedule; arrays [stage, place in the stage's order], padded with kind -1."""
-
-    @property
-    def kind_SN(self) -> npt.NDArray[np.int8]: ...  # noqa: D102
-    @property
-    def microbatch_SN(self) -> npt.NDArray[np.int32]: ...  # noqa: D102
-    @property
-    def chunk_SN(self) -> npt.NDArray[np.int16]: ...  # noqa: D102
-    @property
-    def slice_SN(self) -> npt.NDArray[np.int16]: ...  # noqa: D102
-    @property
-    def device_of_virtual_V(self) -> npt.NDArray[Any]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -94,7 +78,7 @@ class Tables:
     """Collectives that a block releases; the others are ready at the start."""
 
 
-def build_tables(schedule: ScheduleLike, work: Work, policy: OverlapPolicy) -> Tables:
+def build_tables(schedule: Schedule, work: Work, policy: OverlapPolicy) -> Tables:
     """Flatten a schedule: durations, the block that each block waits for, the message that each sends.
 
     Raises:
@@ -107,14 +91,14 @@ def build_tables(schedule: ScheduleLike, work: Work, policy: OverlapPolicy) -> T
     slice_B = schedule.slice_SN[real].astype(np.int32)
     device_V = np.asarray(schedule.device_of_virtual_V, np.int32)
     stages, virtuals = len(schedule.kind_SN), len(device_V)
-    virtual_SC = _virtual_of_chunk(device_V, stages)
+    virtual_SC = virtual_of_chunk(device_V, stages)
     virtual_B = virtual_SC[stage_B, schedule.chunk_SN[real]]
     depends_B, route_B = _dependencies(kind_B, microbatch_B, slice_B, virtual_B, device_V, stages)
     first_S = np.concatenate([[0], np.cumsum(real.sum(axis=1))]).astype(np.int32)
     duration_B = work.duration_KV[kind_B, virtual_B]
     if work.duration_KV.shape != (4, virtuals):
         raise ConfigError(f"duration_KV has shape {work.duration_KV.shape}; the schedule needs (4, {virtuals})")
-    collectives = _collectives(schedule, work, policy, first_S, kind_B, virtual_B, device_V)
+    collectives = _collectives(work, policy, first_S, kind_B, virtual_B, device_V)
     together = np.where(work.replicas_R > 1, work.replicas_R / stagger_copies(policy, work), 1.0)
     resource_P = work.resource_SS.ravel().astype(np.int32)
     tables = Tables(
@@ -139,16 +123,6 @@ def build_tables(schedule: ScheduleLike, work: Work, policy: OverlapPolicy) -> T
 def stagger_copies(policy: OverlapPolicy, work: Work) -> int:
     """Replicas simulated one by one: as asked for, and no more than share a resource."""
     return int(min(policy.stagger, work.replicas_R.max(initial=1)))
-
-
-def _virtual_of_chunk(device_V: Ints, stages: int) -> Ints:
-    """[stage, chunk] virtual stage: a device's chunks count in pipeline order."""
-    chunks = int(np.bincount(device_V, minlength=stages).max())
-    virtual_SC = np.full((stages, chunks), -1, np.int32)
-    for s in range(stages):
-        mine = np.nonzero(device_V == s)[0]
-        virtual_SC[s, : len(mine)] = mine
-    return virtual_SC
 
 
 def _dependencies(
@@ -184,7 +158,6 @@ def _dependencies(
 
 
 def _collectives(
-    schedule: ScheduleLike,
     work: Work,
     policy: OverlapPolicy,
     first_S: Ints,
@@ -196,27 +169,26 @@ def _collectives(
     items: list[tuple[str, tuple[Phase, ...], float]] = []  # name, legs, share of the chunk
     gates: dict[int, int] = {}  # block → collective it waits for
     releases: dict[int, list[tuple[int, float]]] = {}  # block → collectives, share of the block before each
+    first_V, last_V = np.full((2, len(device_V)), -1)
+    forward, gradients = np.flatnonzero(kind_B == F), np.flatnonzero(kind_B >= W)
+    first_V[virtual_B[forward[::-1]]] = forward[::-1]  # of equal indices the last assignment stays: the first block
+    last_V[virtual_B[gradients]] = gradients
     for s in range(len(first_S) - 1):
-        low, high = int(first_S[s]), int(first_S[s + 1])
-        chunk_B, kinds = virtual_B[low:high], kind_B[low:high]
-        forward = sorted(
-            (low + int(np.argmax((chunk_B == v) & (kinds == F))), v) for v in set(chunk_B[kinds == F].tolist())
-        )
+        mine = np.flatnonzero(device_V == s).tolist()
         if work.gather_S and work.gather_S[s]:
-            for place, (block, v) in enumerate(forward):
+            in_order = sorted((int(first_V[v]), v) for v in mine if first_V[v] >= 0)
+            for place, (block, v) in enumerate(in_order):
                 first = _needed_first(work.gather_S[s], float(work.duration_KV[F, v]), policy.buckets)
                 gates[block] = len(items)
                 for part in (first, 1.0 - first) if first < 1.0 else (1.0,):
                     if policy.prefetch and place >= policy.prefetch:
-                        releases.setdefault(forward[place - policy.prefetch][0], []).append((len(items), 0.0))
+                        releases.setdefault(in_order[place - policy.prefetch][0], []).append((len(items), 0.0))
                     items.append((f"gather {v}", work.gather_S[s], part))
         if work.reduce_S and work.reduce_S[s]:
-            gradients = (kinds == W) | (kinds == B)
-            for v in sorted(set(chunk_B[gradients].tolist())):
-                last = high - 1 - int(np.argmax((gradients & (chunk_B == v))[::-1]))
+            for v in (v for v in mine if last_V[v] >= 0):
+                at = int(last_V[v]) if policy.reduce_overlap else int(first_S[s + 1]) - 1
                 for k in range(policy.buckets):
                     share = (k + 1) / policy.buckets if policy.reduce_overlap else 1.0
-                    at = last if policy.reduce_overlap else high - 1
                     releases.setdefault(at, []).append((len(items), share))
                     items.append((f"reduce {v}.{k}", work.reduce_S[s], 1.0 / policy.buckets))
     special = sorted({*gates, *releases})

@@ -92,14 +92,24 @@ class Space:
     model: ModelShape
     topology: Topology
     job: TrainingJob
+    microbatches: tuple[int, ...] = MICROBATCHES
+    """Sequences per microbatch to choose from."""
+    max_chunks: int = MAX_CHUNKS
 
     @classmethod
-    def of(cls, model: ModelShape, topology: Topology, job: TrainingJob) -> Space:
+    def of(
+        cls,
+        model: ModelShape,
+        topology: Topology,
+        job: TrainingJob,
+        microbatches: tuple[int, ...] = MICROBATCHES,
+        max_chunks: int = MAX_CHUNKS,
+    ) -> Space:
         """Raises ConfigError for more sites than can be enumerated."""
         count = len(topology.spec.sites)
         if count > MAX_SITES:
             raise ConfigError(f"cluster {topology.spec.name!r}: {count} sites; the search takes at most {MAX_SITES}")
-        return cls(model, topology, job)
+        return cls(model, topology, job, microbatches, max_chunks)
 
     @cached_property
     def experts(self) -> int:
@@ -217,7 +227,7 @@ class Region:
         plans, batches, layouts = [], [], []
         for tp, cp, pp, dp, chunks in self._degrees():
             layout = self.layouts.setdefault(_layout(tp, cp, pp, dp, chunks), len(self.layouts))
-            for microbatch in MICROBATCHES:
+            for microbatch in self.space.microbatches:
                 count = math.ceil(self.space.job.global_batch / (dp * microbatch))
                 wasted = dp * microbatch * (count - 1) >= self.space.job.global_batch
                 if wasted or (chunks > 1 and count % pp) or (microbatch > 1 and dp * microbatch > self.batch):
@@ -363,7 +373,7 @@ class Region:
         heads = math.gcd(*(layer.attention.heads for layer in model.layers))
         pipelines: dict[int, list[int]] = {}
         for pp in range(1, layers + 3):
-            valid = [c for c in range(1, MAX_CHUNKS + 1) if _splits(layers, pp * c) and (pp > 1 or c == 1)]
+            valid = [c for c in range(1, self.space.max_chunks + 1) if _splits(layers, pp * c) and (pp > 1 or c == 1)]
             if valid:
                 pipelines[pp] = valid
         for tp, cp in itertools.product(_powers(node), _powers(MAX_CP)):

@@ -51,7 +51,7 @@ class Study(Config):
     seed: int = 0
     tolerance: float = Field(default=0.01, ge=0, lt=1)
     """Each search ends when no plan can be faster by more than this."""
-    most_simulated: int = Field(default=16, gt=0)
+    most_simulated: int = Field(default=8, gt=0)
     """Plans that each search simulates at most."""
     models: tuple[str, ...]
     sites: tuple[int, ...]
